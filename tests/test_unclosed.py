@@ -29,7 +29,16 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("engine_name", "ending"),
+    [
+        *(("sqlite", ending) for ending in ENDINGS),
+        *(
+            pytest.param("postgresql", ending, marks=() if code == 1 else pytest.mark.nightly)
+            for ending, (code, _) in ENDINGS.items()
+        ),
+    ],
+)
 def test_the_script_ends(url: str, ending: str) -> None:
     code, message = ENDINGS[ending]
     tests = str(Path(__file__).parent)

@@ -236,6 +236,7 @@ async def test_times_are_times(buffer: Buffer, url: str) -> None:
         assert found.fetchall() == [("hard", before.year)]
 
 
+@postgresql_nightly
 @BY_TABLE
 async def test_columns_do_not_depend_on_what_is_stored(
     store: Store, url: str, table: Table

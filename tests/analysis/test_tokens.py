@@ -111,6 +111,7 @@ def rich() -> list[EpisodeGroup]:
     ]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_every_field_of_every_episode(
@@ -258,6 +259,7 @@ async def test_invalid_arguments(buffer: Buffer, url: str) -> None:
     assert buffer.name == "math"
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_damaged_payloads(buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHUNK_GROUPS", 2)
@@ -277,6 +279,7 @@ async def test_damaged_payloads(buffer: Buffer, url: str, monkeypatch: pytest.Mo
     ]
 
 
+@postgresql_nightly
 async def test_memory_holds_one_chunk(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from replaydb import (
     Uniform,
 )
 from support.clock import Clock
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 
 
@@ -53,6 +54,7 @@ async def test_batches_come_in_order_with_their_steps(buffer: Buffer) -> None:
     assert [draw.step for draw in reversed(await buffer.draws())] == [5, 6, 7, 8]
 
 
+@postgresql_nightly
 async def test_at_most_prefetch_batches_are_drawn_ahead(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     loader = buffer.loader(2, prefetch=2)
@@ -94,6 +96,7 @@ async def test_collation_overlaps_the_training_step(buffer: Buffer) -> None:
     assert threading.main_thread() not in threads
 
 
+@postgresql_nightly
 async def test_waiting_for_groups_ends_at_the_timeout(buffer: Buffer) -> None:
     async with buffer.loader(2, Fifo()) as loader:
         waiting = asyncio.create_task(anext(loader))
@@ -108,6 +111,7 @@ async def test_waiting_for_groups_ends_at_the_timeout(buffer: Buffer) -> None:
         assert len(await anext(loader)) == 3
 
 
+@postgresql_nightly
 async def test_an_error_of_collate_is_raised_in_place_of_its_batch(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     seen = []
@@ -139,6 +143,7 @@ async def test_asking_for_the_next_batch_acks_the_one_before(buffer: Buffer) -> 
     assert await buffer.leases() == []
 
 
+@postgresql_nightly
 async def test_a_loop_that_ends_has_acked_everything(buffer: Buffer) -> None:
     await buffer.put(groups(6))
     async with buffer.loader(2, lease=True, num_steps=3) as loader:
@@ -146,6 +151,7 @@ async def test_a_loop_that_ends_has_acked_everything(buffer: Buffer) -> None:
         assert await counted(buffer, GroupStatus.ARCHIVED) == 6
 
 
+@postgresql_nightly
 async def test_an_error_in_the_block_nacks_the_current_batch(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     seen: list[int] = []
@@ -200,6 +206,7 @@ async def test_aclose_releases_all_leases(buffer: Buffer) -> None:
     assert await buffer.leases() == []
 
 
+@postgresql_nightly
 async def test_an_error_of_collate_releases_the_lease(buffer: Buffer) -> None:
     await buffer.put(groups(2))
 
@@ -212,6 +219,7 @@ async def test_an_error_of_collate_releases_the_lease(buffer: Buffer) -> None:
         assert await counted(buffer, GroupStatus.COMPLETED) == 2
 
 
+@postgresql_nightly
 async def test_leases_are_kept_alive_while_they_wait(
     buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +251,7 @@ async def test_a_lease_that_was_lost_is_reported_once(buffer: Buffer) -> None:
         assert len(await anext(loader)) == 2
 
 
+@postgresql_nightly
 async def test_a_cursor_goes_with_an_ack_by_hand(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     async with buffer.loader(2, lease=True, prefetch=0) as loader:

@@ -50,6 +50,7 @@ async def observed(url: str, statement: Select[Any]) -> AsyncIterator[list[Any]]
         await engine.dispose()
 
 
+@sqlite_nightly
 @pytest.mark.parametrize(
     ("num_groups", "kills"), [(1_000, 3), pytest.param(2_000, 6, marks=_NIGHTLY)]
 )

@@ -11,6 +11,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, MinSize, Queue, SamplesPerInsert, Store
 from replaydb.buffer import waiting
+from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
 
 
@@ -135,6 +136,7 @@ async def test_waiting_draws_and_puts(store: Store, other: Store) -> None:
     await putting
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("limit", [MinSize(2), SamplesPerInsert(1.0, 2, 1.0), Queue(1)])
 async def test_timeout_and_cancellation_of_waiting_calls(store: Store, limit: Any) -> None:
     buffer = await store.buffer("math", rate_limit=limit)
@@ -192,6 +194,7 @@ async def test_a_failed_put_does_not_count(store: Store) -> None:
     assert not await puts(buffer, 1)
 
 
+@postgresql_nightly
 async def test_admission(store: Store) -> None:
     buffer = await store.buffer("math")
     most = 2 * (1 + 1)
@@ -230,6 +233,7 @@ async def test_admission_counts_groups_that_can_be_drawn(store: Store, other: St
     assert await theirs.admission(4, max_staleness=1, runs=["test", "other"], timeout=0) == 0
 
 
+@postgresql_nightly
 async def test_a_long_wait_is_logged_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

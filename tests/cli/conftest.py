@@ -17,7 +17,10 @@ ESCAPED = r"\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]\x00\ud800"
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def engine_name(request: pytest.FixtureRequest) -> str:
-    """The engine under test. Each command has one test marked `both_engines`."""
+    """The engine under test. Commands call the API, whose tests run on both engines.
+
+    Some commands of each kind, which read, write, copy or change tables, are marked `both_engines`.
+    """
     name: str = request.param
     return name
 

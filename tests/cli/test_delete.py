@@ -8,10 +8,8 @@ import pytest
 
 from replaydb import Buffer, Store, operations
 from support.command import json_of, rows_of, run
-from support.engines import both_engines
 
 
-@both_engines
 def test_history_is_pruned_with_remove(filled_url: str) -> None:
     dry_run = run("prune", "--groups-days", 0, "--status", "failed", url=filled_url)
     assert dry_run.exit_code == 0, dry_run.output
@@ -45,7 +43,6 @@ def test_prune_requires_explicit_options(filled_url: str) -> None:
             assert "math" in unknown.stderr or "'second', 'first'" in unknown.stderr
 
 
-@both_engines
 def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
     ids = {one["group_uid"]: one["id"] for one in json_of("groups", "list", "math", url=filled_url)}
     words = ("groups", "delete", "math", "uid-1", ids["uid-1"], ids["uid-5"])

@@ -6,10 +6,8 @@ import asyncio
 
 import replaydb as rdb
 from support.command import json_of, rows_of, run
-from support.engines import both_engines
 
 
-@both_engines
 def test_draws_are_listed(filled_url: str) -> None:
     newest, oldest = json_of("draws", "list", "math", url=filled_url)
     assert (newest["step"], newest["outcomes"]) == (8, ["leased"])
@@ -27,7 +25,6 @@ def test_draws_are_listed(filled_url: str) -> None:
     assert table[2] == f"more rows: --after {newest['id']}".split()
 
 
-@both_engines
 def test_a_draw_is_shown(filled_url: str) -> None:
     _newest, drawn = json_of("draws", "list", "math", url=filled_url)
     assert json_of("draws", "show", "math", drawn["id"], url=filled_url) == drawn

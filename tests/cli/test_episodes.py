@@ -7,13 +7,11 @@ from pathlib import Path
 
 import replaydb as rdb
 from support.command import json_of, rows_of, run
-from support.engines import both_engines
 from support.groups import conversation
 
 from .conftest import ESCAPED, HOSTILE
 
 
-@both_engines
 def test_filters_and_sort_order(filled_url: str) -> None:
     for options, rewards in {
         "--task even --ascending": [0, 1, 2, 3, 4, 5],

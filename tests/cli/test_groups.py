@@ -33,7 +33,6 @@ def test_filters_and_sort_order(filled_url: str) -> None:
         assert [one["group_uid"] for one in listed] == [f"uid-{i}" for i in expected], options
 
 
-@both_engines
 def test_pages(filled_url: str) -> None:
     listed = [one["id"] for one in json_of("groups", "list", "math", url=filled_url)]
     order = ("--sort", "reward_mean", "--limit", "4")
@@ -85,7 +84,6 @@ def test_unknown_names_are_errors(filled_url: str) -> None:
         assert message in outcome.stderr
 
 
-@both_engines
 def test_a_group_is_shown(filled_url: str) -> None:
     shown = json_of("groups", "show", "math", "uid-0", url=filled_url)
     group_id = shown["group"]["id"]

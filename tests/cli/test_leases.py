@@ -9,7 +9,6 @@ from support.command import json_of, rows_of, run
 from support.engines import both_engines
 
 
-@both_engines
 def test_leases_are_listed_and_shown(filled_url: str) -> None:
     (listed,) = json_of("leases", "list", "math", "--owner", "trainer-0", url=filled_url)
     assert (listed["step"], len(listed["group_ids"])) == (8, 1)

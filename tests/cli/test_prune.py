@@ -13,7 +13,6 @@ import pytest
 
 from replaydb import Store
 from support.command import run
-from support.engines import both_engines
 from support.groups import groups
 from support.users import without_root
 
@@ -37,7 +36,6 @@ def folder(url: str, tmp_path: Path) -> Path:
     return made
 
 
-@both_engines
 def test_prune_is_a_dry_run_unless_remove_is_given(url: str, folder: Path) -> None:
     before = set(folder.glob("*/*"))
     dry_run = run("prune", url=url)

@@ -17,7 +17,6 @@ import replaydb as rdb
 from replaydb.analysis.report.page import plot
 from replaydb.analysis.report.summary import MOST_BINS, Bins
 from support.command import run
-from support.engines import both_engines
 from support.groups import episode
 
 #: Ends enclosing elements, loads remote files and changes the text direction.
@@ -68,7 +67,6 @@ def report_on(url: str, path: Path, buffer: str = "math") -> Page:
     return Page(path)
 
 
-@both_engines
 def test_the_report_matches_the_store(url: str, tmp_path: Path) -> None:
     async def fill() -> tuple[rdb.BufferStats, list[rdb.DrawInfo], list[rdb.GroupInfo]]:
         async with rdb.Store.open(url) as store:

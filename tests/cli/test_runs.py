@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from support.command import json_of, rows_of, run
-from support.engines import both_engines
 
 
-@both_engines
 def test_runs_are_listed(filled_url: str) -> None:
     listed = json_of("runs", "list", url=filled_url)
     assert [(one["name"], one["lineage"]) for one in listed] == [
@@ -23,7 +21,6 @@ def test_runs_are_listed(filled_url: str) -> None:
     assert table[2] == ["1", "more", "rows:", "--limit", "2"]
 
 
-@both_engines
 def test_a_run_is_shown(filled_url: str) -> None:
     shown = json_of("runs", "show", "first", url=filled_url)
     assert shown["run"]["metadata"] == {"lr": 0.5}

@@ -14,7 +14,6 @@ from replaydb.database.schema import task
 from support.command import json_of, run
 from support.connections import transaction
 from support.damage import damage
-from support.engines import both_engines
 
 
 async def change(url: str, statement: Any) -> None:
@@ -29,7 +28,6 @@ def populated(url: str) -> str:
     return url
 
 
-@both_engines
 def test_problems_are_reported_and_repaired(populated: str) -> None:
     sound = run("verify", url=populated)
     assert sound.exit_code == 0, sound.output

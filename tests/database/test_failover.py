@@ -85,10 +85,10 @@ async def stored_once(url: str) -> AsyncIterator[Callable[[], None]]:
 @pytest.mark.parametrize(
     "case",
     [
-        "not replicated",
-        "replicated",
+        pytest.param("not replicated", marks=pytest.mark.nightly),
+        pytest.param("replicated", marks=pytest.mark.nightly),
         "not replicated, cut off",
-        "not replicated, two failovers",
+        pytest.param("not replicated, two failovers", marks=pytest.mark.nightly),
         "replicated, two failovers",
         "not replicated, PgBouncer",
     ],
@@ -175,7 +175,9 @@ async def test_a_crash_that_loses_an_acknowledged_commit(primary: Node, proxy: P
     await check_invariants(primary.url())
 
 
-@pytest.mark.parametrize("through", ["directly", "through PgBouncer"])
+@pytest.mark.parametrize(
+    "through", ["directly", pytest.param("through PgBouncer", marks=pytest.mark.nightly)]
+)
 async def test_an_older_state_of_the_database_is_detected(
     primary: Node, proxy: Proxy, through: str
 ) -> None:

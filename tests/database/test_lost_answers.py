@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,15 @@ async def buffer(proxied_url: str, postgresql_url: str) -> Any:
     await check_invariants(postgresql_url)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", CALLS)
+def each_once(names: Iterable[str]) -> Iterator[Any]:
+    """Yield all calls and moments. One moment of each call is not nightly, in turn."""
+    for number, name in enumerate(names):
+        for moment in MOMENTS:
+            marks = () if moment == MOMENTS[number % len(MOMENTS)] else pytest.mark.nightly
+            yield pytest.param(name, moment, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "moment"), list(each_once(CALLS)))
 async def test_every_write_happens_once(
     buffer: Buffer, proxy: Proxy, name: str, moment: Moment
 ) -> None:
@@ -154,8 +161,7 @@ async def test_every_write_happens_once(
 
 
 @pytest.mark.usefixtures("from_snapshots")
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", ["sample", "lease"])
+@pytest.mark.parametrize(("name", "moment"), list(each_once(["sample", "lease"])))
 async def test_a_draw_that_is_read_from_a_snapshot_happens_once(
     buffer: Buffer, proxy: Proxy, name: str, moment: Moment
 ) -> None:

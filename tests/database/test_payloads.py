@@ -55,6 +55,7 @@ async def mostly_dead(buffer: Buffer) -> dict[str, list[Episode]]:
     return await contents(buffer)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES.keys())
 async def test_a_put_into_another_service_is_refused(
     buffer: Buffer, endpoint: Endpoint, route: Route

@@ -30,6 +30,7 @@ from replaydb.operations import verify
 from replaydb.packs import PayloadStore
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import groups, long_group
 from support.invariants import check_invariants, number_of
 
@@ -230,6 +231,7 @@ async def test_a_pack_is_marked_unless_parts_were_moved_into_it(
     await buffer.delete(ids[:left])
 
 
+@postgresql_nightly
 async def test_packs_that_earlier_versions_left_unmarked(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
@@ -283,6 +285,7 @@ async def test_a_damaged_pack_is_not_compacted(store: Store, buffer: Buffer, fol
     assert found(folder, "*.pack") == {path}
 
 
+@postgresql_nightly
 async def test_an_interrupted_prune_loses_nothing(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
@@ -308,6 +311,7 @@ async def test_an_interrupted_prune_loses_nothing(
     assert len(found(folder, "*.pack")) == len(ids)
 
 
+@postgresql_nightly
 async def test_prune_refuses_invalid_calls(url: str, store: Store, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="min_age"):
         await store.prune(min_age=7199.0)
@@ -318,6 +322,7 @@ async def test_prune_refuses_invalid_calls(url: str, store: Store, tmp_path: Pat
                 await call
 
 
+@postgresql_nightly
 async def test_a_payload_store_that_has_moved(
     url: str, store: Store, buffer: Buffer, folder: Path, tmp_path: Path
 ) -> None:
@@ -358,6 +363,7 @@ async def test_concurrent_prunes_leave_no_packs(
     assert found(folder, "*.pack") == set()
 
 
+@postgresql_nightly
 async def test_a_part_moved_before_it_is_read(
     url: str, store: Store, other: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,13 @@ HURRIED: dict[str, Callable[[Buffer, float], Awaitable[Any]]] = {
 }
 
 
+def some_hurried(*names: str) -> list[Any]:
+    """Return the names of all calls; those not given are for `make test-all`."""
+    return [
+        name if name in names else pytest.param(name, marks=pytest.mark.nightly) for name in HURRIED
+    ]
+
+
 @contextmanager
 def short_limits(**limits: float) -> Iterator[None]:
     """Shorten the default time limits. A call that ignores them hangs and fails the test."""
@@ -95,8 +102,17 @@ async def outcomes_of(calls: dict[str, Awaitable[Any]]) -> dict[str, type]:
     return {name: type(result) for name, result in zip(calls, results, strict=True)}
 
 
+@pytest.mark.parametrize(
+    ("reading", "connected"),
+    [
+        ("in the draw", False),
+        ("from a snapshot", True),
+        pytest.param("in the draw", True, marks=pytest.mark.nightly),
+        pytest.param("from a snapshot", False, marks=pytest.mark.nightly),
+    ],
+    indirect=["reading"],
+)
 @pytest.mark.usefixtures("reading")
-@pytest.mark.parametrize("connected", [True, False])
 async def test_a_stalled_network(proxied_url: str, proxy: Proxy, connected: bool) -> None:
     async with far_buffers(proxied_url, CALLS) as buffers:
         for buffer in buffers.values():
@@ -133,7 +149,7 @@ async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy) -
         assert outcomes == dict.fromkeys(calls, rdb.DatabaseUnavailableError)
 
 
-@pytest.mark.parametrize("name", HURRIED)
+@pytest.mark.parametrize("name", some_hurried("put", "open_group", "lease"))
 async def test_a_timeout_bounds_reading_the_outcome_of_a_commit(
     far: Store, proxy: Proxy, name: str, postgresql_url: str
 ) -> None:
@@ -147,7 +163,7 @@ async def test_a_timeout_bounds_reading_the_outcome_of_a_commit(
         await asyncio.wait_for(HURRIED[name](buffer, UNTIL_COMMIT), 20)
 
 
-@pytest.mark.parametrize("name", HURRIED)
+@pytest.mark.parametrize("name", some_hurried("add_episode", "sample"))
 async def test_a_stalled_answer_is_read_on_another_connection(
     far: Store, proxy: Proxy, name: str
 ) -> None:

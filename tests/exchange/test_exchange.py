@@ -82,8 +82,15 @@ async def everything(store: Store) -> list[StoredGroup]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("destination", "format"),
-    [("folder", "parquet"), ("folder", "jsonl"), ("bucket", "parquet")],
+    ("engine_name", "destination", "format"),
+    [
+        ("sqlite", "folder", "parquet"),
+        ("postgresql", "folder", "jsonl"),
+        ("sqlite", "bucket", "parquet"),
+        pytest.param("postgresql", "folder", "parquet", marks=pytest.mark.nightly),
+        pytest.param("sqlite", "folder", "jsonl", marks=pytest.mark.nightly),
+        pytest.param("postgresql", "bucket", "parquet", marks=pytest.mark.nightly),
+    ],
     indirect=["destination"],
 )
 async def test_a_store_is_exported_and_imported(
@@ -117,6 +124,7 @@ async def test_a_store_is_exported_and_imported(
         assert {one.run_name for one in await (await other.buffer("code")).find()} == {"test"}
 
 
+@postgresql_nightly
 async def test_statuses_and_runs(store: Store, other: Store, url: str, tmp_path: Path) -> None:
     buffer = await store.buffer("math")
     await buffer.put([*groups(4), group("expired", status="expired")])
@@ -145,6 +153,7 @@ def check_files(folder: Path) -> None:
             assert pq.read_table(path, partitioning=None).num_rows > 0
 
 
+@postgresql_nightly
 @pytest.mark.usefixtures("small")
 async def test_an_interrupted_export_resumes(
     buffer: Buffer, url: str, tmp_path: Path, destination: str
@@ -216,6 +225,7 @@ async def test_groups_without_tokens_are_counted(store: Store, url: str, tmp_pat
     assert (report.num_groups, report.num_left_out) == (2, 1)
 
 
+@postgresql_nightly
 async def test_filters(store: Store, url: str, tmp_path: Path) -> None:
     await fill(store)
     where = rdb.col.reward_mean > 0.1

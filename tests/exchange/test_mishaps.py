@@ -34,6 +34,7 @@ def uids(folder: Path) -> list[str]:
     return sorted(found["group_uid"].to_pylist())
 
 
+@postgresql_nightly
 @pytest.mark.usefixtures("small")
 async def test_groups_that_match_later_are_exported_later(
     buffer: Buffer, url: str, tmp_path: Path
@@ -322,6 +323,7 @@ async def test_files_rewritten_by_other_tools(
     assert [one.episodes[0].policy_version for one in found] == [3, None]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("most", [{"groups": 2}, {"tokens": 35}])
 async def test_a_buffer_with_a_small_capacity(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, most: dict[str, int]
@@ -362,6 +364,7 @@ async def test_a_run_with_another_lineage(buffer: Buffer, url: str, tmp_path: Pa
         assert await copy.count() == 0
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 @pytest.mark.parametrize("how", ["within", "between"])
 async def test_the_newest_group_of_a_uid_is_imported(

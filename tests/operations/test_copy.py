@@ -32,6 +32,7 @@ from replaydb.database.views import VIEWS
 from replaydb.operations import CopyReport, copy, verify
 from support.connections import transaction
 from support.damage import damage
+from support.engines import postgresql_nightly, sqlite_nightly
 from support.groups import group, groups
 from support.invariants import check_invariants, group_rows, number_of
 
@@ -87,8 +88,15 @@ def test_every_table_is_copied_or_excluded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("empty_target", "here", "there"),
-    [("other engine", "in", "out"), ("other engine", "out", "in"), ("same engine", "in", "out")],
+    ("engine_name", "empty_target", "here", "there"),
+    [
+        ("sqlite", "other engine", "in", "out"),
+        ("postgresql", "other engine", "out", "in"),
+        ("postgresql", "same engine", "in", "out"),
+        pytest.param("postgresql", "other engine", "in", "out", marks=pytest.mark.nightly),
+        pytest.param("sqlite", "other engine", "out", "in", marks=pytest.mark.nightly),
+        pytest.param("sqlite", "same engine", "in", "out", marks=pytest.mark.nightly),
+    ],
     indirect=["empty_target"],
 )
 async def test_everything_is_the_same(
@@ -118,6 +126,7 @@ async def test_everything_is_the_same(
     assert later_draws[0] == later_draws[1]
 
 
+@postgresql_nightly
 async def test_an_interrupted_copy_resumes(populated: str, target: str) -> None:
     def stop(report: CopyReport) -> None:
         if report.num_payloads:
@@ -166,6 +175,7 @@ async def test_changes_since_the_last_copy_are_copied(
     await check_invariants(target)
 
 
+@sqlite_nightly
 async def test_while_others_write(
     populated: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +207,7 @@ async def test_while_others_write(
     assert first[0] == first[1]  # groups that were not changed
 
 
+@postgresql_nightly
 async def test_a_target_in_use_is_refused(populated: str, target: str, tmp_path: Path) -> None:
     async with Store.open(target) as store:
         await store.buffer("mine")
@@ -213,6 +224,7 @@ async def test_a_target_in_use_is_refused(populated: str, target: str, tmp_path:
     assert not (tmp_path / "missing.db").exists()
 
 
+@postgresql_nightly
 async def test_damaged_payloads_are_named_and_all_other_data_is_copied(
     populated: str, target: str
 ) -> None:
@@ -230,6 +242,7 @@ async def test_damaged_payloads_are_named_and_all_other_data_is_copied(
     assert await contents(target) == await contents(populated)
 
 
+@postgresql_nightly
 async def test_a_damaged_group_deleted_during_the_copy(populated: str, target: str) -> None:
     async with transaction(populated) as connection:
         await connection.execute(update(payload).where(payload.c.group_id == 5).values(checksum=1))
@@ -250,7 +263,15 @@ async def test_a_damaged_group_deleted_during_the_copy(populated: str, target: s
     assert await contents(target) == await contents(populated)
 
 
-@pytest.mark.parametrize("layout", ["in", "out"])
+@pytest.mark.parametrize(
+    ("engine_name", "layout"),
+    [
+        ("sqlite", "in"),
+        ("postgresql", "out"),
+        pytest.param("sqlite", "out", marks=pytest.mark.nightly),
+        pytest.param("postgresql", "in", marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_target_that_reads_back_differently_stays_closed(
     populated: str, target: str, layout: str, location: Callable[[str], str]
 ) -> None:
@@ -284,6 +305,7 @@ async def test_the_grace_period_is_copied(
         assert await connection.scalar(select(payload_place.c.grace_seconds)) == 60
 
 
+@postgresql_nightly
 async def test_of_concurrent_copies_the_last_one_continues(populated: str, target: str) -> None:
     async def another() -> None:
         await copy(populated, target)

@@ -77,6 +77,16 @@ def targets(engine_name: str, request: pytest.FixtureRequest) -> list[str]:
     return [request.getfixturevalue(f"empty_{name}_url") for name in engines[request.param]]
 
 
+@pytest.mark.parametrize(
+    ("engine_name", "targets"),
+    [
+        ("sqlite", "there and back"),
+        ("postgresql", "same engine"),
+        pytest.param("sqlite", "same engine", marks=pytest.mark.nightly),
+        pytest.param("postgresql", "there and back", marks=pytest.mark.nightly),
+    ],
+    indirect=["targets"],
+)
 async def test_every_table_of_a_copy_accepts_rows(
     url: str, targets: list[str], location: Callable[[str], str]
 ) -> None:

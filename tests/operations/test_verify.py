@@ -21,6 +21,7 @@ from replaydb.operations import VerifyReport, verify
 from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction
 from support.damage import damage, pack_file
+from support.engines import postgresql_nightly
 from support.groups import group
 from support.invariants import check_invariants, number_of
 
@@ -95,6 +96,7 @@ async def test_a_group_replaced_meanwhile(populated: str, monkeypatch: pytest.Mo
     assert (await verified(populated)).is_sound
 
 
+@postgresql_nightly
 async def test_missing_packs(populated_outside: str) -> None:
     async with transaction(populated_outside) as connection:
         packed = await connection.scalars(select(payload.c.pack_id).where(payload.c.group_id == 3))
@@ -104,6 +106,7 @@ async def test_missing_packs(populated_outside: str) -> None:
     assert all("is missing" in one.what for one in report.problems)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
@@ -193,6 +196,7 @@ async def test_groups_that_failed_and_are_intact(stored: str) -> None:
     await check_invariants(stored)
 
 
+@postgresql_nightly
 async def test_groups_that_an_earlier_version_failed(populated: str) -> None:
     reasons = ["checksum is -5, not 7", f"pack {'0' * 32} is missing", "pack it again"]
     async with Store.open(populated) as store:
@@ -235,6 +239,7 @@ async def test_a_read_only_store_is_not_repaired(populated: str) -> None:
             await verify(store, repair=True)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("statement", "what"),
     [

@@ -18,6 +18,7 @@ from processes.stored import acknowledged, check_draws, check_stored
 from processes.worker import BUFFER, Acks
 from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroupsError, Prioritized, Store
 from support.connections import transaction
+from support.engines import sqlite_nightly
 
 MANY_KILLS = pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.nightly)])
 
@@ -32,7 +33,15 @@ async def _kill_one(spawner: Child, role: str, after: float) -> None:
 
 
 @MANY_KILLS
-@pytest.mark.parametrize("layout", ["inside", "outside"])
+@pytest.mark.parametrize(
+    ("engine_name", "layout"),
+    [
+        ("sqlite", "outside"),
+        ("postgresql", "inside"),
+        pytest.param("sqlite", "inside", marks=pytest.mark.nightly),
+        pytest.param("postgresql", "outside", marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path, kills: int) -> None:
     """Acknowledged groups are stored, puts are atomic, and the store can be opened at once."""
     acks = tmp_path / "acks"
@@ -51,6 +60,7 @@ async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path, k
     assert await check_stored(url, acks) >= kills
 
 
+@sqlite_nightly
 @MANY_KILLS
 async def test_a_sampler_killed_in_the_middle_of_draws(
     url: str, tmp_path: Path, kills: int

@@ -20,6 +20,7 @@ from replaydb import (
 )
 from replaydb.batch import PaddedBatch
 from replaydb.training.dataset import ReplayDataset
+from support.engines import postgresql_nightly
 from support.groups import groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -45,6 +46,7 @@ def dataset(url: str, **options: Any) -> ReplayDataset:
     return ReplayDataset(url=url, buffer="math", **given | options)
 
 
+@postgresql_nightly
 def test_one_process(url: str, stored: list[int]) -> None:
     found = list(dataset(url, num_steps=3, shard="modulo"))
     assert found == [stored[:2]] * 3
@@ -61,6 +63,7 @@ def test_tensors_come_through_a_data_loader(url: str, stored: list[int]) -> None
     assert second.group_ids.tolist() == [stored[2], stored[2], stored[3], stored[3]]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("shard", ["lease", "modulo"])
 def test_batches_below_the_full_size(url: str, stored: list[int], shard: str) -> None:
     few = dataset(url, batch_size=99, at_least=5, timeout=0, num_steps=1, shard=shard)
@@ -71,6 +74,7 @@ def test_batches_below_the_full_size(url: str, stored: list[int], shard: str) ->
         dataset(url, at_least=3)
 
 
+@postgresql_nightly
 def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:
     loader = DataLoader(
         dataset(url, num_steps=3), batch_size=None, num_workers=2, multiprocessing_context="fork"
@@ -81,6 +85,7 @@ def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:
         assert store.buffer("math").count(statuses=GroupStatus.ARCHIVED) == 12
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(("num_workers", "ahead"), [(0, 0), (2, 4)])
 def test_only_workers_ack_batches_ahead_of_the_trainer(
     url: str, stored: list[int], num_workers: int, ahead: int
@@ -107,6 +112,7 @@ def test_workers_of_ranks_have_their_own_shards(url: str, stored: list[int]) -> 
     assert sorted(i for batch in found for i in batch) == stored
 
 
+@postgresql_nightly
 def test_other_filters_apply_within_a_shard(url: str, stored: list[int]) -> None:
     options = {"shard": "modulo", "num_steps": 1, "where": col.id > stored[5]}
     found = [list(dataset(url, rank=rank, world_size=2, **options)) for rank in range(2)]
@@ -120,6 +126,7 @@ def test_a_filter_goes_to_workers_that_are_spawned(url: str, stored: list[int]) 
     assert list(sent) == [stored[6:8]]
 
 
+@postgresql_nightly
 def test_closing_the_iterator_releases_unused_groups(url: str, stored: list[int]) -> None:
     iterator = iter(dataset(url))
     next(iterator)
@@ -132,6 +139,7 @@ def test_closing_the_iterator_releases_unused_groups(url: str, stored: list[int]
         assert buffer.count(statuses=GroupStatus.COMPLETED) == 10
 
 
+@postgresql_nightly
 def test_iteration_resumes_from_a_state(url: str, stored: list[int]) -> None:
     first = dataset(url, shard="modulo", num_steps=5)
     assert first.state_dict() is None

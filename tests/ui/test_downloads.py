@@ -81,7 +81,6 @@ async def run(url: str, sql: str) -> list[tuple[Any, ...]]:
         await client.close()
 
 
-@both_engines
 async def test_a_download_has_the_groups_of_its_page(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -106,7 +105,6 @@ async def test_a_download_has_the_groups_of_its_page(
         assert len(ids) in (range(1, 9) if query else (9,)), query
 
 
-@both_engines
 async def test_rows_are_those_of_the_view(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -208,7 +206,6 @@ def shown(value: Any) -> Any:
     return float(value) if isinstance(value, int | Decimal) else value
 
 
-@both_engines
 async def test_downloads_of_tokens(url: str, filled: Buffer, browser: httpx.AsyncClient) -> None:
     rows = [
         Episode(prompt_ids=[1], response_ids=[2, 3], logprobs=[-0.5, -math.inf], policy_version=i)
@@ -228,7 +225,6 @@ async def test_downloads_of_tokens(url: str, filled: Buffer, browser: httpx.Asyn
     assert (await browser.get(f"tokens.json?{address}")).status_code == 200
 
 
-@both_engines
 async def test_texts_are_downloaded_in_their_stored_form(
     url: str, buffer: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -286,7 +282,6 @@ async def test_invalid_downloads(filled: Buffer, browser: httpx.AsyncClient) -> 
         assert message in answer.text
 
 
-@both_engines
 async def test_another_schema_revision_is_reported(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:

@@ -240,7 +240,6 @@ async def test_counting_is_limited(
     assert "Not counted" in (await seen(browser, "groups?buffer=math"))[1]
 
 
-@both_engines
 @pytest.mark.parametrize("sort", ["priority", "times_sampled", "last_sampled_at", "reward_mean"])
 async def test_the_next_page_begins_where_this_one_ended(
     buffer: Buffer, browser: httpx.AsyncClient, sort: str

@@ -159,7 +159,6 @@ async def test_the_reward_trend(
     assert (await learning.learning(buffer)).recent["single"].zero_variance is None
 
 
-@both_engines
 async def test_versions_are_compared_within_a_lineage_only(
     buffer: Buffer, url: str, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

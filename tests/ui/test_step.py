@@ -122,7 +122,6 @@ async def test_tasks_of_a_step(browser: httpx.AsyncClient, buffer: Buffer) -> No
     assert "Groups by task" not in (await get(browser, step=1)).tables  # a single task
 
 
-@both_engines
 async def test_deleted_and_replaced_groups(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:

@@ -15,6 +15,7 @@ from replaydb.database.transactions import end_in
 from replaydb.database.views import training_history
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import group_rows, number_of, statuses
 
@@ -221,6 +222,7 @@ async def test_groups_of_some_runs(store: Store, other: Store, buffer: Buffer) -
         assert len(lease.batch) == 5
 
 
+@postgresql_nightly
 async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=1)
     async with (
@@ -271,6 +273,7 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         assert await buffers[3].advance_policy(2) == 3
 
 
+@postgresql_nightly
 async def test_copying(store: Store, url: str, tmp_path: Path) -> None:
     buffer = await store.buffer("math")
     talk = rdb.EpisodeGroup("code", [conversation(), episode(0.5, 2)], group_uid="talk")
@@ -305,6 +308,7 @@ async def test_copying(store: Store, url: str, tmp_path: Path) -> None:
         await buffer.copy_to(buffer)
 
 
+@postgresql_nightly
 async def test_the_staleness_of_copies_depends_on_their_lineage(
     url: str, store: Store, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from replaydb.database.transactions import Database
 from support.connections import transaction
 from support.damage import damage
 from support.draw_frequencies import DrawFrequencies
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 from support.invariants import statuses
 from support.rows import contents
@@ -46,6 +47,7 @@ async def test_nothing_is_written(store: Store, url: str, policy: SamplingPolicy
         assert await contents(connection) == before
 
 
+@postgresql_nightly
 async def test_peek_selects_groups_like_a_draw(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +74,7 @@ async def test_peek_selects_groups_like_a_draw(
     assert drawn.weights == pytest.approx([1 / weights[one] for one in drawn.ids])
 
 
+@postgresql_nightly
 async def test_peek_does_not_reveal_the_next_draw(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     rounds = [((await buffer.peek(1)).ids, (await buffer.sample(1)).ids) for _ in range(30)]

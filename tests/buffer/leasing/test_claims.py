@@ -13,6 +13,7 @@ from replaydb.database import schema
 from support import child_processes
 from support.clock import Clock
 from support.damage import damage
+from support.engines import sqlite_nightly
 from support.groups import episode, group
 from support.invariants import check_invariants, group_row, number_of, statuses
 from support.workers import Worker, workers
@@ -180,6 +181,7 @@ async def test_claims_of_replaced_deleted_or_damaged_groups(buffer: Buffer, url:
     assert await number_of(url, schema.lease) == 0
 
 
+@sqlite_nightly
 async def test_a_worker_is_killed(buffer: Buffer, url: str) -> None:
     """Its episodes stay. Another worker continues when the lease is revoked or has expired."""
     ids = await opened(buffer, 2)

@@ -11,6 +11,7 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database import schema
 from replaydb.database.transactions import Database
+from support.engines import sqlite_nightly
 from support.groups import groups
 from support.invariants import check_invariants, group_rows, number_of, statuses
 
@@ -115,6 +116,7 @@ async def test_cancelled_inside_the_block(buffer: Buffer, url: str) -> None:
     assert {row["attempts"] for row in await group_rows(url)} == {1}
 
 
+@sqlite_nightly
 async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     """Nothing is committed when a lease expires, so the waiting call must check by itself."""
     ids = await buffer.put(groups(1))
@@ -126,6 +128,7 @@ async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     await second.ack()
 
 
+@sqlite_nightly
 async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
     """At any point of the ack, long before the lease would expire."""
     await buffer.put(groups(2))
@@ -151,6 +154,7 @@ async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
     assert set((await statuses(url)).values()) == {"completed"}
 
 
+@sqlite_nightly
 @pytest.mark.usefixtures("reading")
 async def test_a_loader_cancelled_while_it_closes(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(8))

@@ -11,6 +11,7 @@ from replaydb.database import schema
 from replaydb.settings import ArchivedPayload
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import group_row, number_of, statuses
 
@@ -47,6 +48,7 @@ async def test_a_lower_limit_fails_no_group_without_an_attempt(store: Store, url
     assert (await group_row(url, ids[1]))["attempts"] == 2
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(("limit", "failures"), [(None, 3), (2, 2)])
 async def test_a_failure_counts_for_the_group_that_failed(
     store: Store, url: str, limit: int | None, failures: int
@@ -139,6 +141,7 @@ async def test_a_queue_leases_a_group_once(store: Store, url: str) -> None:
     assert set((await statuses(url)).values()) == {"archived"}
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("status", ["aborted", "failed", "filtered"])
 async def test_other_statuses_are_leased_and_released(
     buffer: Buffer, url: str, status: str

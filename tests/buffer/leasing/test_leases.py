@@ -15,6 +15,7 @@ from replaydb.database import schema
 from replaydb.database.repository import leases
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 from support.invariants import group_row, number_of, statuses
 
@@ -39,6 +40,7 @@ async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
     assert await number_of(url, schema.lease) == 0
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()])
 async def test_a_lease_is_one_draw_with_any_strategy(
     buffer: Buffer, url: str, policy: rdb.SamplingPolicy
@@ -209,6 +211,7 @@ async def test_extending(buffer: Buffer, clock: Clock) -> None:
     await lease.ack()
 
 
+@postgresql_nightly
 async def test_the_heartbeat_keeps_a_lease_alive(
     buffer: Buffer, other: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +288,7 @@ async def test_an_extension_is_not_undone_by_a_heartbeat_under_way(
     assert extensions.tried == [600, 600]
 
 
+@postgresql_nightly
 async def test_the_heartbeat_stops_when_the_lease_is_lost(buffer: Buffer, clock: Clock) -> None:
     await buffer.put(groups(1))
 

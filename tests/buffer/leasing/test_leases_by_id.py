@@ -14,6 +14,7 @@ from replaydb.database import schema
 from support import child_processes
 from support.clock import Clock
 from support.damage import damage
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import number_of, statuses
 from support.workers import Worker, workers
@@ -169,6 +170,7 @@ async def test_an_ack_and_a_revocation_at_once(buffer: Buffer, elsewhere: Buffer
         await buffer.delete(ids)
 
 
+@postgresql_nightly
 async def test_a_block_whose_lease_is_revoked(buffer: Buffer, elsewhere: Buffer) -> None:
     await buffer.put(groups(1))
 
@@ -226,6 +228,7 @@ async def test_damage_found_when_it_is_opened(buffer: Buffer, url: str) -> None:
     assert record.outcomes == ("nacked", "lost", "nacked")
 
 
+@postgresql_nightly
 async def test_a_restarted_trainer_revokes_its_old_lease(buffer: Buffer, url: str) -> None:
     """Its process was killed, and the lease would last ten more minutes."""
     ids = await buffer.put(groups(4))

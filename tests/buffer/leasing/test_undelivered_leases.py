@@ -18,6 +18,7 @@ from replaydb.database import schema
 from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.repository.draw_request import Drawn
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import groups
 from support.invariants import check_invariants, group_rows
 from support.postgres import PostgresServer
@@ -89,6 +90,7 @@ async def test_cancelled_while_another_call_has_the_lock(
     assert {row["attempts"] for row in await group_rows(url)} == {0}
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("error", "is_repeated"),
     [

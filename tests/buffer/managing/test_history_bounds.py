@@ -14,6 +14,7 @@ from replaydb.database.repository import history
 from replaydb.database.schema import draw, draw_group, episode_group
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import number_of
 from support.tables import CHILDREN, table_sizes
@@ -59,6 +60,7 @@ async def test_archived_groups_are_deleted_by_age(store: Store, clock: Clock) ->
     assert await archived(buffer) == []
 
 
+@postgresql_nightly
 async def test_large_puts_are_followed_by_large_deletions(store: Store, clock: Clock) -> None:
     by_count = await store.buffer("math", keep_archived=Keep(count=4))
     by_age = await store.buffer("code", keep_archived=Keep(seconds=100))
@@ -70,6 +72,7 @@ async def test_large_puts_are_followed_by_large_deletions(store: Store, clock: C
     assert await by_age.count(statuses="archived") == 60
 
 
+@postgresql_nightly
 async def test_old_groups_are_deleted_in_every_task(store: Store, clock: Clock) -> None:
     """Each call checks some tasks, chosen at random."""
     buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
@@ -155,6 +158,7 @@ async def test_draws_of_other_buffers_do_not_count(store: Store) -> None:
     assert len(await theirs.draws()) == 5
 
 
+@postgresql_nightly
 async def test_a_store_does_not_grow(store: Store, engine_name: str, url: str) -> None:
     """However many groups are put and archived."""
     bounds = {"keep_archived": Keep(count=12), "keep_draws": Keep(count=12)}

@@ -17,6 +17,7 @@ from replaydb.database.repository import aging, policy
 from replaydb.database.schema import task
 from support import child_processes
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import episode, group
 from support.invariants import group_rows
 from support.workers import Worker, workers
@@ -139,6 +140,7 @@ async def test_the_update_of_rows_is_invisible(store: Store, url: str, stopped: 
     assert stored == expected
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("call", ["put", "sample"])
 async def test_the_next_call_resumes_the_update(
     store: Store, url: str, stopped: Stop, monkeypatch: pytest.MonkeyPatch, call: str
@@ -324,6 +326,7 @@ async def test_by_the_newest_token(store: Store) -> None:
     assert len(await buffer.sample(4 * SIZE)) == 4 * SIZE
 
 
+@postgresql_nightly
 async def test_killed_between_two_steps(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=3)
     async with Store.open(url) as of_any_run:

@@ -9,6 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 
 
@@ -77,6 +78,7 @@ async def test_a_run_that_takes_over_leaves_that_staleness(buffer: Buffer, other
         assert await stalenesses(buffer, live) == unknown_or_new
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("limit", "gone"),
     [

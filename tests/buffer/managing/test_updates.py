@@ -13,12 +13,14 @@ from replaydb import Buffer, Capacity, GroupStatus, Store
 from replaydb.database.schema import episode_group
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
 from support.invariants import check_invariants, group_row, statuses
 
 STATUSES = ["completed", "aborted", "expired", "failed", "filtered", "archived"]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("before", STATUSES)
 async def test_any_status_becomes_any_other(buffer: Buffer, url: str, before: str) -> None:
     ids = await buffer.put([group(after) for after in STATUSES])

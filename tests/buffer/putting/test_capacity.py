@@ -12,6 +12,7 @@ from replaydb import Buffer, Capacity, Store
 from replaydb.database.schema import payload
 from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants, group_row, number_of, statuses
 
@@ -83,6 +84,7 @@ async def test_groups_that_cannot_be_drawn_are_evicted_first(store: Store, url: 
             assert "half" not in await stored(url)  # put before `good`
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("eviction", "on_evict"),
     [("oldest", "delete"), ("lowest_priority", "archive"), ("lowest_priority", "delete")],
@@ -112,6 +114,7 @@ async def test_archived_groups_do_not_count(
     await check_invariants(url)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("status", "on_evict"),
     [("filtered", "archive"), ("failed", "delete"), ("expired", "archive")],
@@ -143,6 +146,7 @@ async def test_groups_that_cannot_be_drawn_evict_no_others(
     assert len(await stored(url)) == 4
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
 async def test_evicted_groups_keep_their_metadata(
     store: Store, url: str, on_evict: OnEvict
@@ -165,6 +169,7 @@ async def test_evicted_groups_keep_their_metadata(
     await buffer.put(group("first"), on_duplicate="replace")
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(
     ("where", "limit", "left"),
     [
@@ -299,6 +304,7 @@ async def test_time_to_live_where_a_clock_was_wrong(store: Store, clock: Clock, 
     assert await stored(url) == {"ahead-0", "last"}
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("how", ["drawn", "acked", "returned and drawn", "old"])
 async def test_on_evict_delete_keeps_nothing(
     store: Store, clock: Clock, url: str, how: str

@@ -13,6 +13,7 @@ from replaydb import Buffer, Capacity, Store
 from replaydb.database.records import to_episode_record
 from replaydb.episodes.flat import flatten
 from support.clock import Clock
+from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import check_invariants, group_row, statuses
 
@@ -174,6 +175,7 @@ async def test_too_stale_when_it_is_complete(store: Store, url: str) -> None:
     assert row["status_reason"] == "staler than max_staleness"
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("kind", ["tokens", "bytes"])
 async def test_capacity_counts_pending_groups(store: Store, url: str, kind: str) -> None:
     """With one more token or byte of capacity, nothing would be evicted."""

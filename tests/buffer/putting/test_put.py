@@ -13,6 +13,7 @@ import torch
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Prioritized, Store, Turn
 from replaydb.settings import Compression
+from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import check_invariants
 from support.samples import DTYPES, array_of, sample_episodes
@@ -166,6 +167,7 @@ async def test_a_group_is_replaced_under_its_id(buffer: Buffer, url: str) -> Non
     assert await _counts(buffer) == {"gsm8k": 3, "code": 1}
 
 
+@postgresql_nightly
 async def test_replacing_a_group_updates_task_counters(buffer: Buffer, url: str) -> None:
     await buffer.put([group("b"), group("c", "code")])
     statuses = ("completed", "failed")
@@ -252,6 +254,7 @@ async def test_numbers_are_stored_as_numbers(store: Store, url: str) -> None:
     assert await wrong_numbers(url) == {}
 
 
+@postgresql_nightly
 async def test_turns_without_their_context_are_stored_and_logged_once(
     buffer: Buffer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Mix, Store
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import groups
 from support.rows import contents
 
@@ -24,6 +25,7 @@ async def drawn(buffer: Buffer, call: str, n: Any, *args: Any, **options: Any) -
     return batch
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("call", CALLS)
 async def test_between_at_least_and_n_groups(buffer: Buffer, call: str) -> None:
     ids = await buffer.put(groups(4))
@@ -44,6 +46,7 @@ async def test_a_rate_limit_counts_the_groups_drawn(store: Store) -> None:
     assert (await buffer.stats()).limited_samples == 2
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("call", CALLS)
 async def test_it_counts_the_groups_of_all_tasks(buffer: Buffer, call: str) -> None:
     await buffer.put([*groups(3, "a"), *groups(1, "b")])
@@ -58,6 +61,7 @@ async def test_it_counts_the_groups_of_all_tasks(buffer: Buffer, call: str) -> N
     assert (caught.value.task_name, caught.value.wanted, caught.value.available) == ("b", 2, 1)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("policy", [rdb.Uniform(), Mix({"a": 1})], ids=["Uniform", "Mix"])
 async def test_an_empty_batch(
@@ -73,6 +77,7 @@ async def test_an_empty_batch(
         assert await contents(connection) == before
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_quota_of_zero_is_left_out(buffer: Buffer, call: str) -> None:
     ids = await buffer.put([*groups(2, "a"), *groups(2, "b")])

@@ -17,10 +17,12 @@ from replaydb.memory import LEAST_BYTES
 from replaydb.settings import Compression
 from support.connections import transaction
 from support.damage import DAMAGES, change_behind_indexes, damage
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.tables import group_facts
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("compression", [None, "zstd"])
 async def test_any_damage_is_noticed(
     store: Store, url: str, compression: Compression | None
@@ -77,6 +79,7 @@ async def test_damaged_groups_are_lost_for_a_killed_holder(
     assert [record.outcomes for record in await buffer.draws()] == [("lost",), ("lost",)]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()], ids=str)
 async def test_the_others_of_a_draw_are_still_usable(
     buffer: Buffer, url: str, policy: SamplingPolicy
@@ -131,6 +134,7 @@ async def test_a_draw_of_damaged_groups_only(buffer: Buffer, url: str) -> None:
         await buffer.sample(1)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("part", ["lost", "doubled", "of another group"])
 async def test_parts_that_do_not_match_the_group(buffer: Buffer, url: str, part: str) -> None:
     ids = await buffer.put([group("a", rewards=[1, 2]), group("b", rewards=[1, 2, 3])])

@@ -96,7 +96,9 @@ async def test_a_batch_that_takes_a_tiny_weight_rewrites_no_other(
     assert all(key >= clock for key in after.values())
 
 
-@pytest.mark.parametrize("max_advance", [draws.MAX_CLOCK_ADVANCE, math.inf])
+@pytest.mark.parametrize(
+    "max_advance", [draws.MAX_CLOCK_ADVANCE, pytest.param(math.inf, marks=pytest.mark.nightly)]
+)
 @postgresql_nightly
 async def test_batches_that_take_nearly_everything(
     buffer: rdb.Buffer, effort: int, max_advance: float, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Mix, Share
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 from support.invariants import group_rows
 
@@ -112,6 +113,7 @@ async def test_a_mixture_of_new_and_replayed_groups(buffer: Buffer) -> None:
     assert batch.weights[:2].tolist() == [1.0, 1.0]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized(), rdb.Lifo()])
 async def test_no_group_is_in_two_shares(buffer: Buffer, policy: rdb.SamplingPolicy) -> None:
     assert not isinstance(policy, Mix)

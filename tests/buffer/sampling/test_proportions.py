@@ -27,10 +27,13 @@ POLICIES = [rdb.Uniform(), rdb.Prioritized()]
 SEED = 20_260_115
 
 
-@pytest.fixture(params=POLICIES, ids=["uniform", "prioritized"])
-def policy(request: pytest.FixtureRequest) -> rdb.Uniform | rdb.Prioritized:
-    chosen: rdb.Uniform | rdb.Prioritized = request.param
-    return chosen
+def with_policy(chosen: rdb.Uniform | rdb.Prioritized) -> pytest.MarkDecorator:
+    """Draw with this policy in `make test`. Both run the same code, on other columns."""
+    return pytest.mark.parametrize(
+        "policy",
+        [it if it == chosen else pytest.param(it, marks=pytest.mark.nightly) for it in POLICIES],
+        ids=["uniform", "prioritized"],
+    )
 
 
 @pytest.fixture
@@ -67,6 +70,7 @@ async def world_of(buffer: rdb.Buffer, several: list[GroupSpec]) -> SamplingMode
     return model
 
 
+@with_policy(rdb.Prioritized())
 @postgresql_nightly
 async def test_plain_draws(buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized) -> None:
     model = await world_of(buffer, groups(60))
@@ -75,6 +79,7 @@ async def test_plain_draws(buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Priorit
     model.check()
 
 
+@with_policy(rdb.Uniform())
 @postgresql_nightly
 async def test_plain_draws_one_by_one(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
@@ -84,6 +89,7 @@ async def test_plain_draws_one_by_one(
     model.check()
 
 
+@with_policy(rdb.Uniform())
 @postgresql_nightly
 async def test_filters_that_change_from_draw_to_draw(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
@@ -98,6 +104,7 @@ async def test_filters_that_change_from_draw_to_draw(
     model.check()
 
 
+@with_policy(rdb.Uniform())
 @pytest.mark.parametrize("walk", [16, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_rare_filters_that_fall_back_to_a_scan(
     sqlite_buffer: rdb.Buffer,
@@ -119,7 +126,7 @@ async def test_rare_filters_that_fall_back_to_a_scan(
     model.check()
 
 
-@postgresql_nightly
+@pytest.mark.nightly
 async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
     """Index scans of 200 rows for 12 of 50 eligible groups among 800: both kinds of scan occur."""
     async with rdb.Store.open(url) as store:
@@ -135,6 +142,7 @@ async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
         model.check()
 
 
+@with_policy(rdb.Prioritized())
 @postgresql_nightly
 async def test_groups_are_put_deleted_and_updated_between_draws(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
@@ -169,7 +177,16 @@ async def test_groups_are_put_deleted_and_updated_between_draws(
     model.check()
 
 
-@pytest.mark.parametrize("n", [1, 6])
+@pytest.mark.parametrize(
+    ("policy", "n"),
+    [
+        (rdb.Uniform(), 1),
+        (rdb.Prioritized(), 6),
+        pytest.param(rdb.Prioritized(), 1, marks=pytest.mark.nightly),
+        pytest.param(rdb.Uniform(), 6, marks=pytest.mark.nightly),
+    ],
+    ids=["uniform-1", "prioritized-6", "prioritized-1", "uniform-6"],
+)
 @postgresql_nightly
 async def test_several_very_uneven_tasks_together(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, n: int, effort: int
@@ -196,6 +213,7 @@ async def test_tasks_without_groups_in_a_draw(sqlite_buffer: rdb.Buffer) -> None
     model.check()
 
 
+@with_policy(rdb.Prioritized())
 @postgresql_nightly
 async def test_quotas_draw_each_task_in_proportion(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy
 from replaydb.database import schema
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 
 POLICIES: list[SamplingPolicy] = [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()]
@@ -20,6 +21,7 @@ def names(batch: rdb.Batch) -> list[str]:
     return sorted(one.group_uid for one in batch.groups)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize(("task", "there"), [("code", 2), ("unseen", 0)])
 async def test_quotas_are_all_or_nothing(buffer: Buffer, task: str, there: int) -> None:
     ids = await buffer.put([*groups(5), *groups(2, "code")])
@@ -115,6 +117,7 @@ async def test_conditions(buffer: Buffer) -> None:
             assert caught.value.available == len(expected)
 
 
+@postgresql_nightly
 async def test_few_among_many(buffer: Buffer) -> None:
     """At a large clock value, where an index scan falls back to a full scan."""
     await buffer.put([group(f"{i}", priority=1.0 + i % 3) for i in range(400)])

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 
 # uid: version, priority, number of earlier draws
@@ -93,6 +94,7 @@ async def test_only_completed_groups_are_drawn(buffer: Buffer) -> None:
             await buffer.sample(1, policy, at_least=1)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=str)
 async def test_a_batch_holds_no_group_twice(buffer: Buffer, policy: SamplingPolicy) -> None:
     ids = await buffer.put([*groups(10), *groups(7, "code")])
@@ -102,6 +104,7 @@ async def test_a_batch_holds_no_group_twice(buffer: Buffer, policy: SamplingPoli
         assert set(batch.ids) <= set(ids)
 
 
+@postgresql_nightly
 async def test_uniform_odds(buffer: Buffer) -> None:
     await buffer.put([*groups(4, priority=9.0), *groups(6, "code"), group(status="failed")])
     cases: list[tuple[dict[str, Any], float]] = [
@@ -118,6 +121,7 @@ async def test_uniform_odds(buffer: Buffer) -> None:
     assert quotas.probabilities == pytest.approx([1 / 6, 1 / 6, 1 / 4])
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
 async def test_prioritized_odds(store: Store, exponent: float, beta: float) -> None:
@@ -138,6 +142,7 @@ async def test_prioritized_odds(store: Store, exponent: float, beta: float) -> N
 PRIORITIES = (1.0, 2.0, 3.0, 4.0)
 
 
+@postgresql_nightly
 async def test_prioritized_odds_over_several_tasks(buffer: Buffer) -> None:
     await buffer.put([group("a", "x", priority=1.0), group("b", "y", priority=3.0)])
     together = await buffer.sample(2, rdb.Prioritized(beta=1.0))
@@ -147,6 +152,7 @@ async def test_prioritized_odds_over_several_tasks(buffer: Buffer) -> None:
     assert (uids(apart), apart.probabilities.tolist()) == ("ab", [1.0, 1.0])
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("tasks", [("gsm8k",), ("gsm8k", "code")], ids=len)
 async def test_zero_priority_is_drawn_only_when_nothing_else_is_left(
     buffer: Buffer, tasks: tuple[str, ...]
@@ -188,6 +194,7 @@ async def _history(buffer: Buffer) -> list[list[str]]:
     return drawn
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=str)
 async def test_draws_are_as_frequent_as_their_weights(store: Store, policy: SamplingPolicy) -> None:
     buffer = await store.buffer("math", seed=5)

@@ -14,6 +14,7 @@ from sqlalchemy import event
 import replaydb as rdb
 from replaydb import Batch, Buffer, Store
 from replaydb.buffer.requests import draw_request
+from support.engines import postgresql_nightly
 from support.groups import group, groups
 from support.other_process import other_process
 from support.wait_counter import WaitCounter
@@ -53,6 +54,7 @@ async def test_when_another_attempt_is_worthwhile(buffer: Buffer) -> None:
         assert await buffer._may_suffice(request, None) is expected, (n, at_least)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("timeout", [None, float("inf")])
 async def test_a_wait_without_timeout(buffer: Buffer, timeout: float | None) -> None:
     async with waiting(buffer, timeout=timeout) as sample:
@@ -79,6 +81,7 @@ async def test_a_put_of_another_process_wakes(buffer: Buffer, url: str) -> None:
         assert (await sample).ids == done["ids"]
 
 
+@postgresql_nightly
 async def test_only_enough_is_enough(buffer: Buffer) -> None:
     await buffer.put([*groups(2), *groups(2, "code", tags={"level": "hard"})])
     hard = rdb.col.tags["level"].as_string() == "hard"
@@ -103,6 +106,7 @@ async def test_there_is_enough_already(buffer: Buffer) -> None:
         assert len(await asyncio.wait_for(buffer.sample(3, timeout=timeout), 30)) == 3
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("timeout", [0, 0.3])
 async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
     await buffer.put(groups(2))
@@ -113,6 +117,7 @@ async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
     assert (caught.value.wanted, caught.value.available) == (3, 2)
 
 
+@postgresql_nightly
 async def test_a_wait_ends_at_at_least_groups(buffer: Buffer) -> None:
     first = await buffer.put(groups(2))
     async with (
@@ -147,6 +152,7 @@ async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffe
         await asyncio.wait_for(asyncio.shield(task), 30)
 
 
+@postgresql_nightly
 async def test_a_wait_runs_no_statements(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nothing is committed."""
     asked: list[str] = []
@@ -177,6 +183,7 @@ async def test_one_put_ends_many_waits(buffer: Buffer) -> None:
     assert (await buffer.get([1]))[0].times_sampled == 12
 
 
+@postgresql_nightly
 async def test_other_changes_end_no_wait(buffer: Buffer) -> None:
     async with waiting(buffer) as sample:
         await buffer.put(group(status="failed"))
