@@ -21,6 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine under test. Integrations call the public API, whose tests run on both engines.
+
+    Of each integration some tests are marked `both_engines`, or name an engine.
+    """
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A small Ray cluster; a process can have one."""

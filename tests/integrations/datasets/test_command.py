@@ -13,6 +13,7 @@ import pytest
 from integrations.datasets.words import tokenizer
 from replaydb import blocking
 from support.command import json_of, run
+from support.engines import both_engines
 
 TEXTS = [
     {"prompt": "2 + 2 =", "completion": "4", "reward": 1.0, "level": "easy"},
@@ -65,6 +66,7 @@ def test_texts_of_json_lines(url: str, lines: Path, words: Path) -> None:
     assert output_of(url, *arguments).startswith("put 1 groups; skipped 3 rows")
 
 
+@both_engines
 def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()

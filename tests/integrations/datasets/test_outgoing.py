@@ -23,7 +23,7 @@ from replaydb.integrations.datasets import (
     put_dataset,
     sft_dataset,
 )
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 
 USER = [{"role": "user", "content": "2 + 2 ="}]
 
@@ -191,6 +191,7 @@ def test_pairs_of_best_and_worst(url: str, sums: blocking.Buffer, how: dict[str,
     assert list(dpo_dataset(url, "sums", min_margin=0.25, **how)) == [far]
 
 
+@both_engines
 def test_prompts_by_difficulty(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
     sums.put(
         [

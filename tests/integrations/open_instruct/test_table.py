@@ -16,6 +16,7 @@ from integrations.open_instruct import processes
 from integrations.open_instruct.upstream import MinSize, ProcessedResult, Uniform, processed
 from replaydb import blocking
 from replaydb.integrations.open_instruct import Table
+from support.engines import both_engines
 from support.workers import Worker, workers
 
 Open = Callable[..., Table[ProcessedResult]]
@@ -213,6 +214,7 @@ def test_threads_share_a_table(table: Open) -> None:
     assert sorted(found) == sorted(names)
 
 
+@both_engines
 async def test_processes_share_a_table(url: str, tmp_path: Path) -> None:
     names = [f"prompt-{i}" for i in range(30)]
     mine = processes.table(url)

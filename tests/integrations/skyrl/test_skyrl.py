@@ -34,7 +34,7 @@ from replaydb.integrations.skyrl import (
     to_generator_output,
     to_groups,
 )
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 from support.groups import groups
 
 #: A field that SkyRL recomputes whenever it concatenates outputs.
@@ -371,6 +371,7 @@ async def _use(one: trainer.Trainer, *uids: str) -> None:
     await one.async_train_dataloader.mark_consumed_uids(uids)
 
 
+@both_engines
 @pytest.mark.parametrize("killed", ["before saving", "while saving"])
 @pytest.mark.parametrize("step", [1, 2])  # an exhausted epoch ends within its step
 async def test_repeated_uids_of_a_later_epoch_stay_unsettled(

@@ -22,7 +22,7 @@ from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer, to_rollout_group
 from replaydb.integrations.torchtitan import buffer as stored
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 
 Build = Callable[..., Any]
 SAMPLE = Sample(question="2 + 2?", names_per_turn=(("a", "b"), ("c",)))
@@ -140,6 +140,7 @@ async def test_waiting_calls_can_be_cancelled(build: Build) -> None:
     assert await claimed(buffer) == [0]
 
 
+@both_engines
 async def test_it_behaves_like_torchtitans_buffer(build: Build) -> None:
     """Calls that return at once in torchtitan return the same here; gauges agree at each step."""
     rng = random.Random(0)
@@ -216,6 +217,7 @@ async def test_trained_groups_are_released_first_and_dropped_groups_last(
     assert found["0"][0] == found["1"][0] == "archived"
 
 
+@both_engines
 async def test_two_consumers_share_the_work(build: Build) -> None:
     buffers = [build(6, 2), build(6, 2)]
     await add(buffers[0], *range(6))

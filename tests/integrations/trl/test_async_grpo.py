@@ -21,7 +21,7 @@ from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
 from replaydb import InvalidInputError, blocking
 from replaydb.integrations.trl.async_grpo import PREFETCH, RolloutBuffer
 from replaydb.integrations.trl.samples import to_group, to_sample
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 
 
 @pytest.fixture
@@ -138,6 +138,7 @@ def test_untrained_samples_survive_kill(url: str, tmp_path: Path, child: Child) 
     last.close()
 
 
+@both_engines
 def test_checkpoints_acknowledge_their_samples(
     rollouts: RolloutBuffer, url: str, tmp_path: Path
 ) -> None:

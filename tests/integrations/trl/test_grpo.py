@@ -25,7 +25,7 @@ from integrations.trl.tiny import (
 from replaydb import InvalidInputError, MinSize, Mix, NotSupportedError, Queue, blocking, col
 from replaydb.integrations.datasets import dpo_dataset, sft_dataset
 from replaydb.integrations.trl.grpo import TOLERANCE
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 
 #: Two groups whose rewards differ, with prompts and completions of several lengths.
 GOOD = [
@@ -70,6 +70,7 @@ def rows(outputs: dict[str, Any], begin: int) -> list[dict[str, Any]]:
     return [row(outputs, i) for i in range(begin, begin + 4)]
 
 
+@both_engines
 def test_training_stores_everything_and_replays(buffer: blocking.Buffer, tmp_path: Path) -> None:
     made = trainer(tmp_path, buffer)
     made.train()

@@ -82,7 +82,15 @@ def test_before_the_first_checkpoint(begun: Callable[..., Trainer], log: Path) -
     assert sorted(trainer.model.trained) == sorted(generated(log)) == list(range(12))
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+@pytest.mark.parametrize(
+    ("engine_name", "mode"),
+    [
+        ("sqlite", "colocate_async"),
+        ("postgresql", "separate_async"),
+        pytest.param("sqlite", "separate_async", marks=pytest.mark.nightly),
+        pytest.param("postgresql", "colocate_async", marks=pytest.mark.nightly),
+    ],
+)
 def test_asynchronous(begun: Callable[..., Trainer], mode: str, log: Path) -> None:
     first = begun(mode, limit=10)
     first.step()

@@ -21,6 +21,7 @@ from replaydb.integrations.verl import (
     DurableReplayBufferAsync,
 )
 from replaydb.integrations.verl.rows import rows, to_fields
+from support.engines import both_engines
 
 Made = Callable[..., DurableReplayBuffer]
 
@@ -235,6 +236,7 @@ async def test_validation_is_not_stored(sampler: Made, store: Store) -> None:
     assert await _by_status(store) == {}
 
 
+@both_engines
 async def test_groups_of_a_checkpoint_are_archived(
     sampler: Made, store: Store, tmp_path: Path
 ) -> None:

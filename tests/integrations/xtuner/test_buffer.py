@@ -20,7 +20,7 @@ from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state, uids
 from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, states, storage
 from support.damage import damage
-from support.engines import postgresql_nightly
+from support.engines import both_engines, postgresql_nightly
 from support.workers import Worker, workers
 
 
@@ -119,6 +119,7 @@ async def test_groups_with_unfinished_members_are_not_completed(build: Open) -> 
     assert uids(await buffer.get(9, "math", Status.INIT)) == [[1, 2]]
 
 
+@both_engines
 @pytest.mark.parametrize("threshold", [2, 3])
 async def test_expiry_by_staleness(build: Open, threshold: int) -> None:
     """At `train_step - min(model_steps) - 1 >= threshold`, which is 5 - 2 - 1 here."""
@@ -535,7 +536,15 @@ async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("consume", "left"), [("taken", [4, 5]), ("saved", [2, 3, 4, 5]), ("never", [0, 1, 2, 3, 4, 5])]
+    ("engine_name", "consume", "left"),
+    [
+        ("sqlite", "taken", [4, 5]),
+        ("postgresql", "saved", [2, 3, 4, 5]),
+        ("sqlite", "never", [0, 1, 2, 3, 4, 5]),
+        pytest.param("postgresql", "taken", [4, 5], marks=pytest.mark.nightly),
+        pytest.param("sqlite", "saved", [2, 3, 4, 5], marks=pytest.mark.nightly),
+        pytest.param("postgresql", "never", [0, 1, 2, 3, 4, 5], marks=pytest.mark.nightly),
+    ],
 )
 async def test_a_trainer_is_killed(url: str, build: Open, consume: str, left: list[int]) -> None:
     """It took 0 and 1 before its checkpoint, and 2 and 3 after it."""

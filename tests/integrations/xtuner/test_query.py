@@ -14,6 +14,7 @@ from xtuner.v1.rl.replay_buffer import StorageItem
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state
 from replaydb.integrations.xtuner.query import selection
+from support.engines import both_engines
 from support.examples import examples
 
 TASKS = ["math", "code", "agent"]
@@ -81,6 +82,7 @@ def holds(item: StorageItem, query: dict[str, Any]) -> bool:
     return True
 
 
+@both_engines
 async def test_queries_find_the_same_items_as_python(build: Open) -> None:
     storage = build()._storage
     for number in range(28):
