@@ -156,7 +156,14 @@ NESTINGS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("nest", NESTINGS)
+@pytest.mark.parametrize(
+    ("engine_name", "nest"),
+    [
+        pytest.param(engine, nest, marks=() if number % 2 == odd else pytest.mark.nightly)
+        for odd, engine in enumerate(("sqlite", "postgresql"))
+        for number, nest in enumerate(NESTINGS)
+    ],
+)
 async def test_engines_accept_the_deepest_allowed_filters(
     buffer: Buffer, nest: Callable[[Any], Any]
 ) -> None:

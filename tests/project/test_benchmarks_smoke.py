@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support.engines import postgresql_nightly
 from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Benchmarks that take several seconds even with tiny sizes.
-LONG = "loop memory step trainers viewers"
+LONG = "fleet loader loop memory open packs step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite
@@ -93,7 +94,6 @@ def environment(engine_name: str, request: pytest.FixtureRequest) -> dict[str, s
     ("engine_name", "rooms", "left_out"),
     [
         ("sqlite", "engines scaling process training", LONG),
-        ("postgresql", "engines", f"{LONG} fleet packs"),
         pytest.param("sqlite", "engines scaling process training", "", marks=pytest.mark.nightly),
         # Other packages do not depend on the engine.
         pytest.param("postgresql", "engines scaling", "", marks=pytest.mark.nightly),
@@ -105,11 +105,13 @@ async def test_benchmarks_run(
     await run(TINY, engine_name, str(tmp_path), rooms, left_out, environment=environment)
 
 
+@postgresql_nightly
 async def test_filled_buffers_are_consistent(url: str, environment: dict[str, str]) -> None:
     await run(FILL, url, environment=environment)
     assert len(await check_invariants(url)) == 100
 
 
+@postgresql_nightly
 async def test_recorded_call_paths_are_up_to_date(
     engine_name: str, environment: dict[str, str]
 ) -> None:

@@ -27,6 +27,7 @@ from replaydb import analysis
 from replaydb.database.views import VIEWS as VIEWS_OF_STORE
 from support.browsing import MISSING
 from support.connections import transaction
+from support.engines import postgresql_nightly
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -116,6 +117,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
     assert (tmp_path / "grpo.db").exists()
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("page", RUNNING_PAGES, ids=lambda page: page.stem)
 async def test_a_page_runs(page: Path, url: str) -> None:
     async with rdb.Store.open(url, run="docs") as store:

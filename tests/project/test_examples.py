@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from examples import async_admission, grpo_replay, off_policy
 
 from support.engines import postgresql_nightly
@@ -17,13 +18,18 @@ async def test_grpo_with_replay(url: str) -> None:
     assert metrics["gen/groups"] == 30 * grpo_replay.GROUPS_PER_STEP
 
 
+@pytest.mark.parametrize(
+    ("steps", "least"), [(7, 0.11), pytest.param(20, 0.25, marks=pytest.mark.nightly)]
+)
 @postgresql_nightly
-async def test_asynchronous_training_stays_within_the_staleness_admitted(url: str) -> None:
-    reward, staleness = await async_admission.run(url, steps=20)
-    assert len(staleness) == 20 * async_admission.GROUPS_PER_STEP
+async def test_asynchronous_training_stays_within_the_staleness_admitted(
+    url: str, steps: int, least: float
+) -> None:
+    reward, staleness = await async_admission.run(url, steps=steps)
+    assert len(staleness) == steps * async_admission.GROUPS_PER_STEP
     assert max(versions or 0 for versions in staleness) <= async_admission.MAX_STALENESS
     assert None not in staleness
-    assert reward > 0.25
+    assert reward > least
 
 
 def test_off_policy(tmp_path: Path) -> None:

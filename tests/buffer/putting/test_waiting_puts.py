@@ -12,7 +12,16 @@ from replaydb.database.transactions import Database
 from support.groups import group
 
 
-@pytest.mark.parametrize("capacity", [False, True], ids=["rate limit", "capacity"])
+@pytest.mark.parametrize(
+    ("engine_name", "capacity"),
+    [
+        ("sqlite", True),
+        ("postgresql", False),
+        pytest.param("sqlite", False, marks=pytest.mark.nightly),
+        pytest.param("postgresql", True, marks=pytest.mark.nightly),
+    ],
+    ids=["sqlite-capacity", "postgresql-rate limit", "sqlite-rate limit", "postgresql-capacity"],
+)
 async def test_puts_that_wait_do_not_wake_each_other(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch, capacity: bool
 ) -> None:

@@ -40,32 +40,48 @@ async def live_tab(url: str, _browser: Browser) -> AsyncIterator[Tab]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def _sample_urls(
-    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    return {
-        "sqlite": f"sqlite:///{tmp_path_factory.mktemp('sample') / 'replay.db'}",
-        "postgresql": postgres.create_database("sample"),
-    }
+class SampleUis:
+    """Web UIs of read-only sample stores, each made when a test first needs it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._roots: dict[str, str] = {}
+
+    async def root(self, url: str, engine: str) -> str:
+        """Return the URL of the web UI of an engine. Its store is at `url`, if it is a new one."""
+        if engine not in self._roots:
+            await migrations.upgrade(url)
+            await fill_sample_store(url)
+            self._roots[engine] = await self._stack.enter_async_context(serving(url))
+        return self._roots[engine]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _sample_uis(_sample_urls: dict[str, str]) -> AsyncIterator[dict[str, str]]:
-    """URLs of the web UIs of read-only sample stores, by engine."""
+async def _sample_uis() -> AsyncIterator[SampleUis]:
     async with AsyncExitStack() as stack:
-        roots = {}
-        for engine, url in _sample_urls.items():
-            await migrations.upgrade(url)
-            await fill_sample_store(url)
-            roots[engine] = await stack.enter_async_context(serving(url))
-        yield roots
+        yield SampleUis(stack)
+
+
+@pytest.fixture(scope="session")
+def _sample_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('sample') / 'replay.db'}"
+
+
+@pytest.fixture(scope="session")
+def _sample_postgresql_url(postgres: PostgresServer) -> str:
+    return postgres.create_database("sample")
+
+
+@pytest.fixture
+def _sample_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(f"_sample_{engine_name}_url")
+    return url
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def sample_tab(
-    engine_name: str, _sample_uis: dict[str, str], _browser: Browser
+    engine_name: str, _sample_url: str, _sample_uis: SampleUis, _browser: Browser
 ) -> AsyncIterator[Tab]:
     """A tab on the web UI of the sample store, which tests must not write to."""
-    async with tab(_browser, _sample_uis[engine_name]) as opened:
+    async with tab(_browser, await _sample_uis.root(_sample_url, engine_name)) as opened:
         yield opened

@@ -36,6 +36,7 @@ async def test_the_overview_is_updated_until_pause(live_tab: Tab, url: str) -> N
     await expect(fact(page, "policy version")).to_have_text("1")
     await page.evaluate("window.isSame = true")
     await asyncio.to_thread(train, url, 2)
+    await page.clock.run_for(3000)
     await expect(fact(page, "policy version")).to_have_text("2", timeout=LONG)
     await expect(fact(page, "put")).to_contain_text("10")
     await expect(fact(page, "drawn")).to_contain_text("4")
@@ -65,6 +66,7 @@ async def test_the_overview_is_updated_until_pause(live_tab: Tab, url: str) -> N
     assert not requested.is_set(), "a request was sent while paused"
     await expect(fact(page, "policy version")).to_have_text("2")
     await page.get_by_role("button", name="Pause").click()
+    await page.clock.run_for(3000)
     await expect(fact(page, "policy version")).to_have_text("3", timeout=LONG)
     live_tab.check_quiet()
 

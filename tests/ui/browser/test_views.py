@@ -25,7 +25,15 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+#: Pages of each kind: a list with a form, a group, tokens, a comparison, and runs with charts.
+#: Other browser tests open the overview.
+KINDS = ("groups-found", "group", "tokens", "differences", "two-runs")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in KINDS else pytest.param(name, marks=pytest.mark.nightly) for name in VIEWS],
+)
 async def test_a_view_is_accessible(sample_tab: Tab, engine_name: str, name: str) -> None:
     await sample_tab.open(VIEWS[name])
     assert await sample_tab.page.locator("h1").count() == 1
