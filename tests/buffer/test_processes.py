@@ -21,7 +21,7 @@ from replaydb.database import schema
 from replaydb.database.engines import backend_for
 from support import child_processes
 from support.clock import Clock
-from support.engines import sqlite_nightly
+from support.engines import in_turn, sqlite_nightly
 from support.groups import group, groups
 from support.invariants import check_invariants, number_of, statuses
 from support.workers import Worker, workers
@@ -108,6 +108,7 @@ def _check_exclusive(events: list[Any]) -> None:
                 assert not [t for t in others if begun[lease_id] < t < at]
 
 
+@sqlite_nightly
 async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
     await store.buffer("math", capacity=Capacity(groups=20))
     live = select(func.count()).where(schema.episode_group.c.group_status != "archived")
@@ -201,26 +202,28 @@ async def _nothing_drawn(store: Store, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "where", "check"),
-    [
-        ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
-        ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
-        ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
-        ("put", "replaydb.database.group_commit:_answer", _all_put),
-        ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
-        ("lease", "replaydb.buffer.core:decoded", _back_in_time),
-        *(
-            pytest.param(action, f"{_REPOSITORY}.{where}", check, marks=_NIGHTLY)
-            for action, where, check in [
-                ("ack", "leases:ack", _back_in_time),
-                ("ack", "transitions:archive", _back_in_time),
-                ("revoke", "transitions:reopen", _nothing_revoked),
-                ("put", "lineage:set_cursors", _nothing_put),
-                ("sample", "lineage:record", _nothing_drawn),
-                ("lease", "lineage:record", _nothing_drawn),
-            ]
-        ),
-    ],
+    ("engine_name", "action", "where", "check"),
+    in_turn(
+        [
+            ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
+            ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
+            ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
+            ("put", "replaydb.database.group_commit:_answer", _all_put),
+            ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
+            ("lease", "replaydb.buffer.core:decoded", _back_in_time),
+            *(
+                pytest.param(action, f"{_REPOSITORY}.{where}", check, marks=_NIGHTLY)
+                for action, where, check in [
+                    ("ack", "leases:ack", _back_in_time),
+                    ("ack", "transitions:archive", _back_in_time),
+                    ("revoke", "transitions:reopen", _nothing_revoked),
+                    ("put", "lineage:set_cursors", _nothing_put),
+                    ("sample", "lineage:record", _nothing_drawn),
+                    ("lease", "lineage:record", _nothing_drawn),
+                ]
+            ),
+        ]
+    ),
 )
 async def test_killed_at_a_given_statement(
     store: Store, url: str, clock: Clock, action: str, where: str, check: Check
@@ -252,7 +255,9 @@ async def test_killed_between_the_last_episode_and_completion(
     assert (await buffer.get([1]))[0].rewards.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("where", ["tags:_save", "tags:delete_tags", "tags:insert_tags"])
+@pytest.mark.parametrize(
+    ("engine_name", "where"), in_turn(["tags:_save", "tags:delete_tags", "tags:insert_tags"])
+)
 async def test_killed_while_an_index_is_filled(store: Store, url: str, where: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put([group(tags={"level": i % 2}) for i in range(5)])

@@ -21,7 +21,7 @@ from replaydb.operations import VerifyReport, verify
 from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction
 from support.damage import damage, pack_file
-from support.engines import postgresql_nightly
+from support.engines import in_turn, postgresql_nightly
 from support.groups import group
 from support.invariants import check_invariants, number_of
 
@@ -44,6 +44,11 @@ def stored(engine_name: str, request: pytest.FixtureRequest) -> str:
     """A store of each engine with rows in every table, payloads inside or outside."""
     url: str = request.getfixturevalue(request.param)
     return url
+
+
+STORED_IN_TURN = pytest.mark.parametrize(
+    ("engine_name", "stored"), in_turn(["populated", "populated_outside"]), indirect=["stored"]
+)
 
 
 async def verified(url: str, *, repair: bool = False) -> VerifyReport:
@@ -73,6 +78,7 @@ async def test_a_sound_store_has_no_problems(stored: str) -> None:
     assert report.problems == ()
 
 
+@STORED_IN_TURN
 async def test_damaged_payloads(stored: str) -> None:
     await damage(stored, 3)
     report = await verified(stored)
@@ -168,6 +174,7 @@ async def failed_as_damaged(stored: str, buffer: rdb.Buffer) -> dict[int, str]:
     return statuses
 
 
+@STORED_IN_TURN
 async def test_groups_that_failed_and_are_intact(stored: str) -> None:
     async with Store.open(stored) as store:
         buffer = await store.buffer("math")

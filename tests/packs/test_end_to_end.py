@@ -17,7 +17,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, PayloadsUnavailableError, Store
 from support.clock import Clock
-from support.engines import postgresql_nightly
+from support.engines import postgresql_nightly, sqlite_nightly
 from support.groups import groups, long_group
 from support.invariants import check_invariants, statuses
 from support.postgres import PostgresServer
@@ -139,6 +139,7 @@ def durable(url: str, postgres: PostgresServer) -> Iterator[None]:
     postgres.execute(url, f'ALTER DATABASE "{name}" RESET synchronous_commit')
 
 
+@sqlite_nightly
 @pytest.mark.usefixtures("durable")
 async def test_no_acknowledged_put_is_lost_when_all_servers_are_killed(
     url: str, store: Store, buffer: Buffer, s3: S3Server, tmp_path: Path, clock: Clock

@@ -17,7 +17,7 @@ from replaydb.database.repository import aging, policy
 from replaydb.database.schema import task
 from support import child_processes
 from support.connections import transaction
-from support.engines import postgresql_nightly
+from support.engines import in_turn, postgresql_nightly
 from support.groups import episode, group
 from support.invariants import group_rows
 from support.workers import Worker, workers
@@ -155,7 +155,10 @@ async def test_the_next_call_resumes_the_update(
     assert not await behind(url)
 
 
-@pytest.mark.parametrize("how", [rdb.Uniform(), rdb.Prioritized(), rdb.Fifo(), "lease", "peek"])
+@pytest.mark.parametrize(
+    ("engine_name", "how"),
+    in_turn([rdb.Uniform(), rdb.Prioritized(), rdb.Fifo(), "lease", "peek"]),
+)
 async def test_nothing_too_stale_is_drawn(store: Store, url: str, stopped: Stop, how: Any) -> None:
     buffer = await store.buffer("math", max_staleness=2, rate_limit=MinSize(3))
     await buffer.put([group(version=0, priority=9.0) for _ in range(4 * SIZE)])

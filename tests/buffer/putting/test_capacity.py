@@ -12,7 +12,7 @@ from replaydb import Buffer, Capacity, Store
 from replaydb.database.schema import payload
 from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
-from support.engines import postgresql_nightly
+from support.engines import in_turn, postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants, group_row, number_of, statuses
 
@@ -35,15 +35,17 @@ async def victims(buffer: Buffer, url: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("eviction", "expected"),
-    [
-        ("oldest", ["a", "b", "c", "d", "e"]),
-        ("newest", ["e", "d", "c", "b", "a"]),
-        ("lowest_priority", ["d", "a", "c", "b", "e"]),
-        ("stalest", ["c", "a", "e", "b", "d"]),
-        ("most_sampled", ["b", "d", "a", "e", "c"]),
-        ("least_recently_sampled", ["d", "b", "a", "e", "c"]),
-    ],
+    ("engine_name", "eviction", "expected"),
+    in_turn(
+        [
+            ("oldest", ["a", "b", "c", "d", "e"]),
+            ("newest", ["e", "d", "c", "b", "a"]),
+            ("lowest_priority", ["d", "a", "c", "b", "e"]),
+            ("stalest", ["c", "a", "e", "b", "d"]),
+            ("most_sampled", ["b", "d", "a", "e", "c"]),
+            ("least_recently_sampled", ["d", "b", "a", "e", "c"]),
+        ]
+    ),
 )
 async def test_eviction_order(
     store: Store, url: str, eviction: Eviction, expected: list[str]

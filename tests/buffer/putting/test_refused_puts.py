@@ -14,6 +14,7 @@ import replaydb as rdb
 from replaydb import Capacity, EpisodeGroup, Store
 from replaydb.database.repository import puts
 from support.connections import transaction
+from support.engines import in_turn
 from support.groups import group, long_group
 from support.rows import TABLES
 
@@ -84,12 +85,14 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(
-    ("way", "layout"),
-    [
-        *((way, "inside") for way in REFUSALS),
-        ("nothing worse can go", "outside"),
-        ("a longer one for the same uid", "outside"),
-    ],
+    ("engine_name", "way", "layout"),
+    in_turn(
+        [
+            *((way, "inside") for way in REFUSALS),
+            ("nothing worse can go", "outside"),
+            ("a longer one for the same uid", "outside"),
+        ]
+    ),
 )
 async def test_nothing_of_it_is_left(
     store: Store, url: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch

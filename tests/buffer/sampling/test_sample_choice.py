@@ -95,6 +95,7 @@ FILTERS: list[tuple[Any, str]] = [
 ]
 
 
+@postgresql_nightly
 async def test_conditions(buffer: Buffer) -> None:
     await buffer.put(
         [

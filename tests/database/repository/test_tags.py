@@ -20,6 +20,7 @@ from replaydb.database.repository import tags as index
 from replaydb.database.statements import tag
 from replaydb.database.tag_lookups import lookups_in
 from replaydb.policies import SamplingPolicy
+from support.engines import in_turn
 from support.groups import group
 from support.invariants import number_of
 from support.sampling_model import EVERYTHING, GroupSpec, SamplingModel, tagged
@@ -151,7 +152,11 @@ async def test_every_call_finds_the_same_groups(
     assert (await both[0].count()) == (await both[1].count()) > 0
 
 
-@pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(rdb.Uniform(), marks=pytest.mark.nightly), rdb.Prioritized()],
+    ids=["uniform", "priority"],
+)
 async def test_draws_by_the_tag_index_are_exact(
     sqlite_url: str,
     policy: rdb.Uniform | rdb.Prioritized,
@@ -194,7 +199,10 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize(
+    ("engine_name", "change"),
+    in_turn(pytest.param(change, id=name) for name, change in CHANGES.items()),
+)
 async def test_changes_of_tags_update_the_index(store: Store, change: Change) -> None:
     """The fixture compares tags and index when the store is closed."""
     buffer = await store.buffer("math", indexed_tags=["level"])
