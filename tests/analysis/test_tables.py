@@ -123,6 +123,17 @@ async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None
 
 
 @pytest.mark.usefixtures("small_pages")
+async def test_every_episode_has_its_own_text(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    texts = ["first", None, "third ø", ""]
+    rewarded = [episode(float(i), text=one) for i, one in enumerate(texts)]
+    await buffer.put([rdb.EpisodeGroup("gsm8k", rewarded[at : at + 2]) for at in (0, 2)])
+    rows = analysis.episodes(url).to_table()
+    assert rows["reward"].to_pylist() == [0.0, 1.0, 2.0, 3.0]
+    assert rows["text"].to_pylist() == texts
+
+
+@pytest.mark.usefixtures("small_pages")
 async def test_prompts(store: Store, url: str) -> None:
     await fill(store)
     rows = analysis.prompts(url, buffer="math").to_table()
