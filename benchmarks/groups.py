@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -71,10 +72,10 @@ async def put_all(buffer: rdb.Buffer, source: Source, count: int) -> list[int]:
     ]
 
 
-def small_group(task_name: str = TASK) -> rdb.EpisodeGroup:
+def small_group(task_name: str = TASK, **fields: Any) -> rdb.EpisodeGroup:
     """Return a group of one episode with two tokens."""
     episode = rdb.Episode(prompt_ids=[1], response_ids=[2], reward=1.0, policy_version=0)
-    return rdb.EpisodeGroup(task_name, [episode], group_uid=uuid4().hex)
+    return rdb.EpisodeGroup(task_name, [episode], group_uid=uuid4().hex, **fields)
 
 
 def _episodes(shape: Shape, rng: np.random.Generator) -> list[rdb.Episode]:

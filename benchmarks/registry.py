@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, scale, viewers
+from benchmarks.scaling import advance, neighbors, scale, viewers
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "scale": scale.run,
     "advance": advance.run,
     "viewers": viewers.run,
+    "neighbors": neighbors.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,

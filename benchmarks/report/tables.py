@@ -26,6 +26,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "blocking": (("call",), ("side",)),
     "memory": (("shape", "prefetch", "previous batch"), ("side",)),
     "loop": (("load",), ("side",)),
+    "neighbors": (("call", "neighbors"), ("side",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
 #: Target for the time of replaydb divided by the time of a peer.

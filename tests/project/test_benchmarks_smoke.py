@@ -14,7 +14,7 @@ from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Benchmarks that take several seconds even with tiny sizes.
-LONG = "fleet loader loop memory open packs step trainers viewers"
+LONG = "fleet loader loop memory neighbors open packs step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite
@@ -40,7 +40,7 @@ results, facts = [], {}
 asyncio.run(measure(names, [engine], options, results, facts))
 assert {one.benchmark for one in results} == set(names)
 assert all(isfinite(one.value) for one in results)
-assert [one.value for one in results if one.target == 0] == [0] * names.count("delivery")
+assert [one.value for one in results if one.target == 0] == [0] * names.count("open")
 assert to_table(results, facts).row_count == len(results)
 content = json.loads(json.dumps(to_json(results, facts)))
 assert from_json(content) == results
