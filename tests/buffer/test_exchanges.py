@@ -1,0 +1,60 @@
+"""Exchanges with PostgreSQL for which a call waits: each costs a round trip to the server.
+
+A proxy counts every answer of the server after which it is ready for the next request, including
+those to BEGIN, COMMIT and ROLLBACK. All calls have run before, so their statements are prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from replaydb import Buffer, Store
+from support.groups import group, groups
+from support.proxy import PASS, Fate, Message, Proxy
+
+Call = Callable[[Buffer, int], Awaitable[Any]]
+
+
+async def lease_and_ack(buffer: Buffer, number: int) -> None:
+    lease = await buffer.lease(8, ttl=60)
+    await lease.ack()
+
+
+CALLS: dict[str, tuple[int, Call]] = {
+    "put of one group": (12, lambda it, n: it.put(group(version=n))),
+    "put of fifty groups": (12, lambda it, n: it.put([group(version=n) for _ in range(50)])),
+    "sample": (13, lambda it, n: it.sample(8)),
+    "lease and ack": (25, lease_and_ack),
+    "update_priorities": (8, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
+    "advance_policy": (12, lambda it, n: it.advance_policy(n)),
+    "stats": (6, lambda it, n: it.stats()),
+    "count": (4, lambda it, n: it.count()),
+    "metrics": (8, lambda it, n: it.metrics()),
+    "find": (6, lambda it, n: it.find(limit=8)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_exchanges(
+    proxied_url: str, proxy: Proxy, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, call = CALLS[name]
+    num_exchanges = 0
+
+    def count(message: Message) -> Fate:
+        nonlocal num_exchanges
+        num_exchanges += (message.sender, message.kind) == ("server", b"Z")
+        return PASS
+
+    async with Store.open(proxied_url, run="a") as store:
+        monkeypatch.setattr(store._database.signal, "announce", lambda: None)
+        buffer = await store.buffer("math", max_staleness=4)
+        await buffer.put(groups(200, version=1))
+        for number in range(1, 4):
+            await call(buffer, number)
+        proxy.rule = count
+        await call(buffer, 4)
+    assert num_exchanges == expected
