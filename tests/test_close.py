@@ -47,6 +47,14 @@ async def test_calls_on_a_closed_store_raise(url: str) -> None:
     await store.close()
 
 
+async def test_closing_several_times_at_once(url: str) -> None:
+    for _ in range(5):
+        store = await Store.open(url)
+        await (await store.buffer("math")).put(group())
+        await asyncio.gather(*(store.close() for _ in range(4)))
+        await store.close()
+
+
 async def test_closing_finishes_running_puts(url: str) -> None:
     store = await Store.open(url)
     buffer = await store.buffer("math")

@@ -181,3 +181,41 @@ async def test_buffers_do_not_share_groups(store: Store) -> None:
     assert await math.delete(statuses="completed") == 1
     assert await code.count() == 1
     assert (await code.sample(1)).ids == [second]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_store_cannot_be_used_after_a_fork(store: Store, buffer: Buffer) -> None:
+    await buffer.put(group())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            buffer.count().send(None)
+        except rdb.NotSupportedError as error:
+            named = f"process {os.getppid()}" in str(error)
+            with pytest.raises(StopIteration):  # it has nothing to wait for
+                store.close().send(None)
+            code = 0 if named else 2
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]  # noqa: ASYNC222 - the child exits at once
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert await buffer.count() == 1
+
+
+class _LateLoop(asyncio.SelectorEventLoop):
+    """An event loop with another clock than the usual one."""
+
+    def time(self) -> float:
+        return super().time() - 1000
+
+
+def test_an_event_loop_may_have_any_clock(url: str) -> None:
+    async def use() -> int:
+        async with Store.open(url) as store:
+            buffer = await store.buffer("math")
+            await buffer.put(group(), timeout=20)
+            return len(await buffer.sample(1, timeout=20))
+
+    with asyncio.Runner(loop_factory=_LateLoop) as runner:
+        assert runner.run(use()) == 1

@@ -333,7 +333,11 @@ class Store:
         Args:
             timeout: Seconds to wait. Calls that are still running then are cancelled: they raise
                 `StoreClosedError` or `DatabaseUnavailableError`. None waits indefinitely.
+
+        In a process that was forked after the store was opened, this does nothing.
         """
+        if self._database.is_inherited:
+            return
         seconds = checks.seconds("timeout", timeout)
         end = math.inf if seconds is None else end_in(seconds)
         buffers = self._buffers.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy import text
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database.engines import sqlite
+from replaydb.database.repository import tasks
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
@@ -189,7 +191,11 @@ async def test_a_stalled_answer_is_read_on_another_connection(
 async def notified(store: Store) -> None:
     """Wait until the notifications of earlier commits were sent."""
     signal: Any = store._database.signal
-    await asyncio.wait([signal._publisher])
+
+    async def published() -> None:
+        await asyncio.wait([signal._publisher])
+
+    await signal._thread.run(published())
 
 
 @pytest.mark.parametrize("kinds", [b"B", b"Q"], ids=["a statement", "the commit"])
@@ -265,9 +271,7 @@ async def test_a_stalled_notification_recovers(
         await buffer.put(group())  # and opens a connection for notifications
         proxy.stall()
         far._database.signal.announce()
-        await asyncio.sleep(0.05)
-        publisher: Any = far._database.signal
-        await asyncio.wait_for(asyncio.wait([publisher._publisher]), 20)
+        await asyncio.wait_for(notified(far), 20)
         proxy.heal()
         waiting = asyncio.create_task(there.sample(2, timeout=50))
         await asyncio.sleep(0.3)
@@ -320,7 +324,7 @@ async def test_close_ends_waits_for_a_connection(
     async def heal() -> None:
         proxy.heal()
 
-    await asyncio.wait([store._database.signal._publisher])  # type: ignore[attr-defined]
+    await notified(store)
     proxy.stall()
     await _closed_with_a_queue(store, buffer, heal)
     await _untouched(postgresql_url)
@@ -441,13 +445,40 @@ async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> Non
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         database = store._database
-        slots = [database.draw_slot() for _ in range(database.backend.concurrent_draws)]
-        for slot in slots:
-            await slot.__aenter__()
+        for _ in range(database.backend.concurrent_draws):
+            await database._draws.acquire()
         sample = asyncio.create_task(buffer.sample(1))
         await asyncio.sleep(0.1)
         await asyncio.wait_for(buffer.put(group()), 5)
         assert not sample.done()
-        for slot in slots:
-            await slot.__aexit__(None, None, None)
+        for _ in range(database.backend.concurrent_draws):
+            database._draws.release()
         assert len(await sample) == 1
+
+
+async def test_a_frozen_client_loses_its_locks(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends its transaction, which runs again when the client continues."""
+    frozen_url = f"{postgresql_url}&frozen_client_timeout=0.5"
+    locked, resume, lock = asyncio.Event(), threading.Event(), tasks.lock
+    loop = asyncio.get_running_loop()
+
+    def lock_and_freeze(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        found = lock(*arguments)
+        loop.call_soon_threadsafe(locked.set)
+        assert resume.wait(60)
+        return found
+
+    async with Store.open(frozen_url, run="a") as frozen, Store.open(postgresql_url) as other:
+        here, there = await frozen.buffer("math"), await other.buffer("math")
+        await there.put(groups(2))
+        monkeypatch.setattr(tasks, "lock", lock_and_freeze)
+        late = asyncio.create_task(here.put(group("late")))
+        await locked.wait()
+        await asyncio.wait_for(there.put(group("other")), 20)
+        assert not late.done()
+        resume.set()
+        assert len(await late) == 1
+        assert await there.count() == 4

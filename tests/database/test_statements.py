@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from sqlalchemy import (
     column,
     delete,
     event,
+    func,
     insert,
     select,
     table,
@@ -172,7 +173,7 @@ def test_a_prepared_statement_is_built_once() -> None:
         named("a")
 
 
-async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name: str) -> None:
+async def test_a_transaction_runs_in_one_thread_which_is_not_the_callers(url: str) -> None:
     database = Database(backend_for(url))
     threads = set()
 
@@ -182,31 +183,62 @@ async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name:
             threads.add(threading.get_ident())
 
     await database.write(work)
-    here = {threading.get_ident()}
-    assert (threads != here) if engine_name == "sqlite" else (threads == here)
-    assert len(threads) == 1
+    assert len(threads - {threading.get_ident()}) == len(threads) == 1
     assert len(await database.read(lambda c: execute(c, named("run-0", "run-9")))) == 3
     await database.close()
 
 
-async def test_a_failure_before_the_commit_rolls_back(url: str) -> None:
+Pinned = Callable[[], object]
+
+
+def insert_all(connection: Connection) -> int:
+    execute_many(connection, INSERT, rows())
+    return len(rows())
+
+
+def num_stored(connection: Connection) -> int:
+    return int(connection.execute(select(func.count()).select_from(run)).scalar_one())
+
+
+async def test_a_read_after_a_write_has_a_snapshot_from_before_the_commit(url: str) -> None:
     database = Database(backend_for(url))
 
-    async def fail(_: object) -> None:
+    def read(connection: Connection, result: int, pinned: Pinned) -> tuple[int, int]:
+        before = num_stored(connection)
+        pinned()
+        return before, result
+
+    many, found = await database.write_then_read(
+        insert_all, read, is_needed=bool, num_bytes=lambda _: 0
+    )
+    assert found == (0, many)
+    assert await database.read(num_stored) == many
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("when", "num_left"), [("before the snapshot", 0), ("after the snapshot", 3), ("never", 3)]
+)
+async def test_only_a_read_without_a_snapshot_prevents_the_commit(
+    url: str, when: str, num_left: int
+) -> None:
+    database = Database(backend_for(url))
+
+    def fail(connection: Connection, result: int, pinned: Pinned) -> None:
+        if when == "after the snapshot":
+            num_stored(connection)
+            pinned()
         raise LookupError
 
-    with pytest.raises(LookupError):
-        await database.write(lambda c: c.execute(INSERT, rows()[0]), before_commit=fail)
-    assert await database.read(lambda c: c.execute(select(run)).all()) == []
-
-    def insert_one(connection: Connection) -> int:
-        execute_many(connection, INSERT, rows()[:1])
-        return 7
-
-    with pytest.raises(LookupError):
-        await database.write(insert_one, before_commit=fail, is_needed=lambda it: it == 7)
-    await database.write(insert_one, before_commit=fail, is_needed=lambda it: it != 7)
-    assert len(await database.read(lambda c: c.execute(select(run)).all())) == 1
+    writing = database.write_then_read(
+        insert_all, fail, is_needed=lambda _: when != "never", num_bytes=lambda _: 0
+    )
+    if when == "never":
+        assert await writing == (3, None)
+    else:
+        with pytest.raises(LookupError):
+            await writing
+    assert await database.read(num_stored) == num_left
     await database.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -13,11 +12,14 @@ T = TypeVar("T")
 
 
 def await_in_transaction(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Wait for a coroutine inside a function of the repository, on either engine.
+    """Wait for a coroutine of the test's event loop inside a function of the repository.
 
     SQLite runs these functions in the thread of the connection, PostgreSQL in a greenlet of the
-    event loop.
+    event loop of its backend, which continues meanwhile.
     """
-    if threading.current_thread() is threading.main_thread():
-        return await_only(coroutine)
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    running = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return running.result()
+    return await_only(asyncio.wrap_future(running))

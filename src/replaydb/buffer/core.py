@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection
@@ -29,6 +30,7 @@ from replaydb.errors import DatabaseError, ReplayDBError, UnknownRunError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class BufferCore:
@@ -92,24 +94,25 @@ class BufferCore:
         end: float | None = None,
         *,
         answer_by: float = math.inf,
-        before_commit: Callable[[T], Awaitable[object]] | None = None,
-        is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
         """Run `work` in one read-write transaction. Arguments as for `Database.write`."""
+        transact = partial(self._database.write, answer_by=answer_by, undone=undone)
+        return await self._transact(work, transact, end)
+
+    async def _transact(
+        self,
+        work: Callable[[Connection, Scope], T],
+        transact: Callable[..., Awaitable[R]],
+        end: float | None,
+    ) -> R:
+        """Run `work` with `transact`, a method of the database, and expire groups if required."""
         end = end_in(allowance()) if end is None else end
         run = await self._run(end)
         scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._set_row)
         while True:
             try:
-                result = await self._database.write(
-                    lambda connection: work(connection, scope),
-                    end=end,
-                    answer_by=answer_by,
-                    before_commit=before_commit,
-                    is_needed=is_needed,
-                    undone=undone,
-                )
+                result = await transact(lambda connection: work(connection, scope), end=end)
             except StillExpiringError:
                 await self._expire(end)
             except DatabaseError as error:

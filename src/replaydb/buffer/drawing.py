@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from sqlalchemy import Connection
@@ -100,7 +100,6 @@ class Drawing(BufferCore):
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
-        reading: asyncio.Task[Stored] | None = None
 
         def work(connection: Connection, scope: Scope) -> Drawn:
             nonlocal drawn
@@ -109,30 +108,28 @@ class Drawing(BufferCore):
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
 
+        def read(connection: Connection, result: Drawn, pinned: Callable[[], object]) -> Stored:
+            buffers.begin_snapshot(connection, self.id)
+            pinned()
+            return groups.stored(self._database.backend, connection, result.rows)
+
+        def undone() -> None:
+            nonlocal drawn
+            drawn = None
+
+        transact = partial(
+            self._database.write_then_read,
+            read=read,
+            is_needed=lambda found: found.stored is None,
+            num_bytes=lambda found: found.num_bytes,
+            undone=undone,
+        )
         try:
-            async with self._database.draw_slot(end), AsyncExitStack() as stack:
-
-                def undone() -> None:
-                    nonlocal drawn
-                    drawn = None
-
-                async def begin_to_read(found: Drawn) -> None:
-                    nonlocal reading
-                    await stack.aclose()  # end the read of an earlier attempt
-                    reading = await self._begin_to_read(found, end)
-                    stack.push_async_callback(_end, reading)
-
-                drawn = await self._write(
-                    work,
-                    end,
-                    before_commit=begin_to_read,
-                    is_needed=lambda found: found.stored is None,
-                    undone=undone,
-                )
-                self._database.signal.announce()
-                if drawn.stored is None and reading is not None:
-                    drawn = replace(drawn, stored=await reading)
-            return await self._delivered(drawn, end or end_in(allowance(drawn.num_bytes)))
+            found, stored = await self._transact(work, transact, end)
+            self._database.signal.announce()
+            if found.stored is None:
+                found = replace(found, stored=stored)
+            return await self._delivered(found, end or end_in(allowance(found.num_bytes)))
         except BaseException:
             # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:
@@ -146,37 +143,6 @@ class Drawing(BufferCore):
         if result.damaged:
             await self._mark_failed(result.damaged, drawn)
         return result
-
-    async def _begin_to_read(self, drawn: Drawn, end: float | None) -> asyncio.Task[Stored]:
-        """Read the groups of a draw from a snapshot that is taken before this returns.
-
-        The tasks are locked at that time, so no process can delete the groups before they are read.
-        No lock is held while payloads are transferred. If the reader loses its connection, it takes
-        another snapshot.
-        """
-        loop = asyncio.get_running_loop()
-        pinned: asyncio.Future[None] = loop.create_future()
-
-        def pin() -> None:
-            if not pinned.done():
-                pinned.set_result(None)
-
-        def work(connection: Connection) -> Stored:
-            buffers.begin_snapshot(connection, self.id)
-            loop.call_soon_threadsafe(pin)
-            return groups.stored(self._database.backend, connection, drawn.rows)
-
-        read_by = end or end_in(allowance(drawn.num_bytes))
-        reading = asyncio.create_task(self._database.read(work, end=read_by))
-        try:
-            either: list[asyncio.Future[Any]] = [reading, pinned]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            await _end(reading)
-            raise
-        if not pinned.done():
-            await reading  # raises the error that prevented the snapshot
-        return reading
 
     async def _release_undelivered(self, drawn: Drawn, ttl: float, reason: str) -> None:
         """Release a lease that never reached the caller. It does not count as an attempt.
@@ -299,14 +265,6 @@ def _may_pass(error: DatabaseError) -> bool:
         return False
     lost = isinstance(error.__cause__, LostRaceError)
     return lost or isinstance(error, DatabaseUnavailableError | DatabaseFullError)
-
-
-async def _end(reading: asyncio.Task[Any]) -> None:
-    """Cancel the read of a failed draw."""
-    reading.cancel()
-    await asyncio.wait([reading])
-    if not reading.cancelled():
-        reading.exception()  # marked as retrieved: the draw raises its own error
 
 
 def reasons(damaged: Mapping[int, str]) -> str:

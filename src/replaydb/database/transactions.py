@@ -1,5 +1,8 @@
 """Write transactions, read snapshots and typed errors of an open database.
 
+A call runs in the event loop of its backend (`Backend.run_in_loop`) from its first wait for a
+connection to its result, so no lock waits for the event loop of the caller.
+
 Every call has a deadline, `end`, a time of the event loop. It ends by then even if the queue for a
 connection, the network, a lock or a restarting server stalls. Until the deadline, a transaction
 that is known to have stored nothing is run again. One that may have been committed is never
@@ -11,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -28,12 +32,18 @@ from replaydb.errors import (
     DatabaseError,
     DatabaseReadOnlyError,
     DatabaseUnavailableError,
+    NotSupportedError,
     OutcomeUnknownError,
     SchemaError,
     StoreClosedError,
 )
 
 logger = logging.getLogger(__name__)
+
+U = TypeVar("U")
+#: Reads on a connection, given the result of a write. It calls its last argument when it has run a
+#: statement, which takes the snapshot.
+ReadAfter = Callable[[Connection, T, Callable[[], object]], U]
 
 #: Default time limit of a call, which includes waits for locks, connections and restarts.
 PATIENCE_SECONDS = 60.0
@@ -68,6 +78,7 @@ class Database:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._process = os.getpid()
         self._connections: WeakSet[Any] = WeakSet()
         self._writer = self._watched(backend.writer_engine())
         self._reader = self._watched(backend.reader_engine())
@@ -75,11 +86,14 @@ class Database:
         self._writes = asyncio.Semaphore(backend.concurrent_writes)
         self._draws = asyncio.Semaphore(backend.concurrent_draws)
         self._open = True
+        self._is_closed = False
+        self._closing = asyncio.Lock()
         self._is_cut_off = False
         self._waits: set[asyncio.Timeout] = set()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        _databases.add(self)
 
     async def write(
         self,
@@ -87,8 +101,6 @@ class Database:
         *,
         end: float | None = None,
         answer_by: float = math.inf,
-        before_commit: Callable[[T], Awaitable[object]] | None = None,
-        is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
         """Run `work` in one read-write transaction, and commit it.
@@ -98,13 +110,11 @@ class Database:
         outside the transaction.
 
         Args:
-            work: Runs statements and processes their rows.
+            work: Runs statements and processes their rows, perhaps in another thread.
             end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
             answer_by: Time of the event loop by which a caller needs the result of the commit.
-            before_commit: Awaited after `work` and before the commit, with the result of `work`.
-            is_needed: Whether to await `before_commit`, given the result of `work`; by default
-                always.
-            undone: Called whenever the transaction is known to have stored nothing.
+            undone: Called whenever the transaction is known to have stored nothing, perhaps in
+                another thread.
 
         Raises:
             DatabaseReadOnlyError: The store was opened read-only.
@@ -113,6 +123,58 @@ class Database:
             DatabaseError: The driver's error, typed; nothing was stored.
             StoreClosedError: The database was closed.
         """
+        end, answer_by = self._there(end), self.backend.loop_time(answer_by)
+        return await self._run(self._write(work, end, answer_by, undone))
+
+    async def write_then_read(
+        self,
+        work: Work[T],
+        read: ReadAfter[T, U],
+        *,
+        is_needed: Callable[[T], bool],
+        num_bytes: Callable[[T], int],
+        end: float | None = None,
+        undone: Callable[[], object] | None = None,
+    ) -> tuple[T, U | None]:
+        """Run `work` as `write` does, and then `read` in a snapshot that its locks protect.
+
+        The snapshot is taken on another connection before the commit, so `read` finds what `work`
+        found, although others may delete it after the commit. Only the commit waits for it: no
+        lock is held while the results of `read` are transferred. If the reader loses its
+        connection, it takes another snapshot.
+
+        The number of such calls at a time is limited. Otherwise one would hold locks while it waits
+        for a connection that others use.
+
+        Args:
+            work: As in `write`.
+            read: Reads, given the result of `work`.
+            is_needed: Whether to read, given the result of `work`.
+            num_bytes: Number of bytes to read, given the result of `work`. Sets the default `end`.
+            end: As in `write`.
+            undone: As in `write`.
+
+        Returns:
+            The result of `work`, and that of `read`, or None if that was not needed.
+
+        Raises:
+            Exception: As for `write`, or from `read`. After an error of `read` that did not prevent
+                its snapshot, the transaction is committed.
+        """
+        end = self._there(end)
+        return await self._run(self._write_then_read(work, read, is_needed, num_bytes, end, undone))
+
+    async def _write(
+        self,
+        work: Work[T],
+        end: float | None,
+        answer_by: float = math.inf,
+        undone: Callable[[], object] | None = None,
+        *,
+        before_commit: Callable[[T], Awaitable[object]] | None = None,
+        is_needed: Callable[[T], bool] = bool,
+    ) -> T:
+        """Run a write transaction. If `is_needed`, await `before_commit` before the commit."""
         backend = self.backend
         if backend.read_only:
             raise DatabaseReadOnlyError(f"{backend.shown}: opened with read_only=True")
@@ -127,9 +189,9 @@ class Database:
                         if before_commit is None:
                             return await backend.finish(connection, work, call.end, answer_by)
                         result = await backend.finish(
-                            connection, work, call.end, answer_by, unless=is_needed or _always
+                            connection, work, call.end, answer_by, unless=is_needed
                         )
-                        if (is_needed or _always)(result):
+                        if is_needed(result):
                             await before_commit(result)
                             await backend.commit(connection, call.end, answer_by)
                         return result
@@ -137,6 +199,57 @@ class Database:
                     if undone is not None and not isinstance(error, OutcomeUnknownError):
                         undone()
                     await call.pause_after(error)
+
+    async def _write_then_read(
+        self,
+        work: Work[T],
+        read: ReadAfter[T, U],
+        is_needed: Callable[[T], bool],
+        num_bytes: Callable[[T], int],
+        end: float | None,
+        undone: Callable[[], object] | None,
+    ) -> tuple[T, U | None]:
+        reading: asyncio.Task[U] | None = None
+
+        async def begin_to_read(result: T) -> None:
+            nonlocal reading
+            await stack.aclose()  # end the read of an earlier attempt
+            read_by = end_in(allowance(num_bytes(result))) if end is None else end
+            reading = await self._begin_to_read(read, result, read_by)
+            stack.push_async_callback(_end, reading)
+
+        async with AsyncExitStack() as slot, AsyncExitStack() as stack:
+            async with self._call(end) as call:
+                await slot.enter_async_context(self._slot(self._draws, call.end))
+            result = await self._write(
+                work, end, undone=undone, before_commit=begin_to_read, is_needed=is_needed
+            )
+            if reading is None or not is_needed(result):
+                return result, None
+            return result, await reading
+
+    async def _begin_to_read(self, read: ReadAfter[T, U], result: T, end: float) -> asyncio.Task[U]:
+        """Begin to read, and return when the snapshot is taken."""
+        loop = asyncio.get_running_loop()
+        pinned: asyncio.Future[None] = loop.create_future()
+
+        def pin() -> None:
+            if not pinned.done():
+                pinned.set_result(None)
+
+        def work(connection: Connection) -> U:
+            return read(connection, result, lambda: loop.call_soon_threadsafe(pin))
+
+        reading = asyncio.create_task(self._read(work, end))
+        try:
+            either: list[asyncio.Future[Any]] = [reading, pinned]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await _end(reading)
+            raise
+        if not pinned.done():
+            await reading  # raises the error that prevented the snapshot
+        return reading
 
     async def read(self, work: Work[T], *, end: float | None = None) -> T:
         """Run `work` in one read-only transaction, whose statements all read the same snapshot.
@@ -151,6 +264,9 @@ class Database:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
+        return await self._run(self._read(work, self._there(end)))
+
+    async def _read(self, work: Work[T], end: float | None) -> T:
         async with self._call(end) as call:
             while True:
                 try:
@@ -172,50 +288,75 @@ class Database:
             DatabaseError: The driver's error, typed. Nothing is run again.
             StoreClosedError: The database was closed.
         """
-        async with AsyncExitStack() as stack:
-            async with self._call(end) as call:
-                connected = self._connected(self._reader, call.end)
-                connection = await stack.enter_async_context(connected)
-            yield Snapshot(self, connection, call.end)
+        stack, end = AsyncExitStack(), self.backend.loop_time(end)
+        try:
+            connection = await self._run(self._open_snapshot(stack, end))
+            yield Snapshot(self, connection, end)
+        finally:  # also if the caller was cancelled while it was opened
+            if self._open:
+                await run_to_completion(self.backend.run_in_loop(stack.aclose()))
 
-    @asynccontextmanager
-    async def draw_slot(self, end: float | None = None) -> AsyncIterator[None]:
-        """Hold one of the slots that limit how many draws use a reader at the same time.
-
-        A draw takes its slot before its write transaction. Otherwise it would hold locks while it
-        waits for a read connection that other draws use.
-        """
-        async with AsyncExitStack() as slot:
-            async with self._call(end) as call:
-                await slot.enter_async_context(self._slot(self._draws, call.end))
-            yield
+    async def _open_snapshot(self, stack: AsyncExitStack, end: float) -> AsyncConnection:
+        async with self._call(end) as call:
+            return await stack.enter_async_context(self._connected(self._reader, call.end))
 
     async def close(self, end: float | None = None) -> None:
         """Close all connections. Idempotent.
 
         Running transactions end first, because disposing of an engine does not close connections
-        in use. If a transaction has not ended by `end`, its connection is terminated.
+        in use. If a transaction has not ended by `end`, its connection is terminated. In a forked
+        process this does nothing: the connections belong to the process that opened them.
         """
+        if self.is_inherited:
+            return
         self._open = False
-        try:
-            async with asyncio.timeout_at(end or end_in(allowance())):
-                await self._dispose()
-        except TimeoutError:
-            logger.warning(
-                "%s: closing timed out; open connections are terminated", self.backend.shown
-            )
-            self._cut_off()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CUT_OFF_SECONDS):
+        async with self._closing:
+            if self._is_closed:
+                return
+            try:
+                async with asyncio.timeout_at(end or end_in(allowance())):
                     await self._dispose()
+            except TimeoutError:
+                logger.warning(
+                    "%s: closing timed out; open connections are terminated", self.backend.shown
+                )
+                await self.backend.run_in_loop(self._cut_off())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CUT_OFF_SECONDS):
+                        await self._dispose()
+            self._is_closed = True
+            await self.backend.end_loop()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another process opened it, before a fork."""
+        return os.getpid() != self._process
+
+    async def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call in the event loop of the backend. After closing, do not begin another one."""
+        if self._open and not self.is_inherited:
+            return await self.backend.run_in_loop(call)
+        call.close()
+        if self._open:
+            raise NotSupportedError(
+                f"this store was opened by process {self._process}, before a fork; open another one"
+            )
+        raise StoreClosedError
+
+    def _there(self, end: float | None) -> float | None:
+        """Convert a deadline to a time of the backend's event loop."""
+        return None if end is None else self.backend.loop_time(end)
 
     async def _dispose(self) -> None:
-        await self._idle.wait()
+        await self.backend.run_in_loop(self._idle.wait())
         await self.signal.aclose()
+        await self.backend.run_in_loop(self._dispose_engines())
+
+    async def _dispose_engines(self) -> None:
         await self._writer.dispose()
         await self._reader.dispose()
 
-    def _cut_off(self) -> None:
+    async def _cut_off(self) -> None:
         """Terminate all connections and all waits for a connection. Running calls fail."""
         self._is_cut_off = True
         for wait in self._waits:
@@ -251,10 +392,11 @@ class Database:
 
     def _watched(self, engine: AsyncEngine) -> AsyncEngine:
         """Record the connections of an engine, so that `close` can terminate them."""
+        connections = self._connections  # an engine must not keep this object alive
         event.listen(
             engine.sync_engine,
             "connect",
-            lambda connection, _: self._connections.add(connection.driver_connection),
+            lambda connection, _: connections.add(connection.driver_connection),
         )
         return engine
 
@@ -313,8 +455,20 @@ class Database:
             await connection.close()
 
 
-def _always(_: object) -> bool:
-    return True
+async def _end(reading: asyncio.Task[Any]) -> None:
+    """Cancel the read of a call that failed."""
+    reading.cancel()
+    await asyncio.wait([reading])
+    if not reading.cancelled():
+        reading.exception()  # marked as retrieved: the call raises its own error
+
+
+_databases: WeakSet[Database] = WeakSet()
+_inherited: list[Database] = []
+if hasattr(os, "register_at_fork"):
+    # In a forked process, deleting a connection would remove it from the selector of its event
+    # loop, which both processes share.
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_databases))
 
 
 class Snapshot:
@@ -327,6 +481,9 @@ class Snapshot:
 
     async def read(self, work: Work[T]) -> T:
         """Run `work` in the transaction."""
+        return await self._database._run(self._read(work))
+
+    async def _read(self, work: Work[T]) -> T:
         async with self._database._call(self._end) as call:
             return await self._database.backend.run(self._connection, work, call.end)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sqlalchemy.util import await_only
 
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, GroupTotals, Store, TaskCounters
 from replaydb.database.repository import tasks
 from support.groups import group, groups, long_group
+from support.in_transaction import await_in_transaction
 from support.invariants import check_invariants
 from support.tables import table_sizes
 
@@ -136,15 +136,18 @@ async def test_a_task_made_while_groups_are_deleted_is_left_alone(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The put waits until the delete has committed. (On SQLite nothing else writes meanwhile.)"""
-    lock = tasks.lock
+    lock, loop = tasks.lock, asyncio.get_running_loop()
     putting: list[asyncio.Task[Any]] = []
+
+    async def begin_to_put() -> None:
+        putting.append(asyncio.create_task(there.put(group("new", "new task"))))
+        await asyncio.wait(putting, timeout=0.1)
 
     def lock_and_put(*arguments: Any) -> Any:
         monkeypatch.undo()
-        accounts = lock(*arguments)
-        putting.append(asyncio.create_task(there.put(group("new", "new task"))))
-        await_only(asyncio.wait(putting, timeout=0.1))
-        return accounts
+        locked = lock(*arguments)
+        await_in_transaction(begin_to_put(), loop)
+        return locked
 
     async with Store.open(postgresql_url) as first, Store.open(postgresql_url) as second:
         here, there = await first.buffer("math"), await second.buffer("math")

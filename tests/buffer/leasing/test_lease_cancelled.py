@@ -43,15 +43,16 @@ async def test_cancelled_during_the_transfer_of_payloads(
 ) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     await buffer.put(groups(2))
-    reached, read = asyncio.Event(), Database.read
+    reached, read = asyncio.Event(), Database._read
+    loop = asyncio.get_running_loop()
 
-    async def stuck(*arguments: Any, **options: Any) -> Any:
-        await read(*arguments, **options)
-        reached.set()
+    async def stuck(*arguments: Any) -> Any:
+        await read(*arguments)
+        loop.call_soon_threadsafe(reached.set)
         await asyncio.sleep(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "read", stuck)
+        patch.setattr(Database, "_read", stuck)
         task = asyncio.ensure_future(buffer.lease(2, ttl=60).__aenter__())
         await reached.wait()
         task.cancel()
@@ -69,26 +70,27 @@ async def test_many_cancelled_at_once_do_not_block_each_other(
     """To release their leases all need the writer, while calls that have it wait for readers."""
     buffer = await store.buffer("math")
     await buffer.put(groups(40))
-    read, stuck = Database.read, asyncio.Event()
-    reading, all_reading = 0, asyncio.Event()
+    read, loop = Database._read, asyncio.get_running_loop()
+    reading, all_reading, is_stuck = 0, asyncio.Event(), True
 
-    async def slow(*arguments: Any, **options: Any) -> Any:
+    async def slow(*arguments: Any) -> Any:
         nonlocal reading
-        found = await read(*arguments, **options)
+        found = await read(*arguments)
         reading += 1
         if reading == 4:
-            all_reading.set()
-        await stuck.wait()
+            loop.call_soon_threadsafe(all_reading.set)
+        while is_stuck:  # noqa: ASYNC110 - an event belongs to one loop
+            await asyncio.sleep(0.01)
         return found
 
-    monkeypatch.setattr(Database, "read", slow)
+    monkeypatch.setattr(Database, "_read", slow)
     tasks = [asyncio.ensure_future(buffer.lease(1, ttl=60).__aenter__()) for _ in range(10)]
     await all_reading.wait()
     await asyncio.sleep(0.1)  # one more has the writer, and waits for a reader
     for task in tasks[:4]:
         task.cancel()
     await asyncio.sleep(0.1)
-    stuck.set()
+    is_stuck = False
     async with asyncio.timeout(10):
         await asyncio.wait(tasks[:4])
         leases = await asyncio.gather(*tasks[4:])

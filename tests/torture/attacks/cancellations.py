@@ -1,20 +1,22 @@
 """A call that is cancelled at any await is atomic and leaves nothing behind.
 
 Every kind of call is repeated and cancelled at its first, second, third ... await, until it
-completes before that. No lease without an owner may be left, no connection checked out, and no task
-exception unretrieved.
+completes before that. Awaits in the event loop of the database count too. No lease without an
+owner may be left, no connection checked out, and no task exception unretrieved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from replaydb.database.engines.postgresql import PostgresqlBackend
 from support.groups import episode, group, groups
 from torture import checker
 from torture.context import AttackContext
@@ -23,26 +25,52 @@ PROMISES = (2, 3, 6)
 ENGINES = ("sqlite", "postgresql")
 
 
-class CancelledAt:
-    """An awaitable that cancels its task when it waits for the n-th time."""
+class Countdown:
+    """Cancels a call when it waits for the n-th time, in its own event loop or in the database's.
 
-    def __init__(self, call: Awaitable[Any], n: int) -> None:
+    In the latter it also cancels what runs there, at once.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, call: Awaitable[Any]) -> Any:
+        """Await a call, as a task of its own."""
+        self._task = asyncio.current_task()
+        return await _Steps(call, self.step)
+
+    async def run_there(self, call: Awaitable[Any]) -> Any:
+        """Await a part of the call that runs in the database's event loop."""
+        return await _Steps(call, self.step)
+
+    def step(self) -> None:
+        """Count a wait."""
+        self._left -= 1
+        task = asyncio.current_task()
+        if self._left == 0 and task is not None and self._task is not None:
+            task.cancel()
+            if task is not self._task:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+class _Steps:
+    """An awaitable that calls `step` whenever it waits."""
+
+    def __init__(self, call: Awaitable[Any], step: Callable[[], None]) -> None:
         self._call = call
-        self._n = n
+        self._step = step
 
     def __await__(self) -> Generator[Any, Any, Any]:
         steps = self._call.__await__()
-        count, send, value = 0, steps.send, None
+        send, value = steps.send, None
         while True:
             try:
                 future = send(value)
             except StopIteration as end:
                 return end.value
-            count += 1
-            if count == self._n:
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+            self._step()
             try:
                 value, send = (yield future), steps.send
             except BaseException as error:
@@ -114,8 +142,10 @@ async def _every_await(context: AttackContext, name: str) -> None:
         n, ended = 0, 0
         while ended < 2 and n < 200:
             n += 1
-            task = asyncio.create_task(_run(CancelledAt(call(buffer, n, ids), n)))
-            await asyncio.wait([task])
+            countdown = Countdown(n)
+            with _counted_there(store._database.backend, countdown):
+                task = asyncio.create_task(countdown.run(call(buffer, n, ids)))
+                await asyncio.wait([task])
             if not task.cancelled():
                 ended += 1
                 task.result()
@@ -134,5 +164,12 @@ async def _every_await(context: AttackContext, name: str) -> None:
         assert len(mine) % 2 == 0, "a put is stored partially"
 
 
-async def _run(call: CancelledAt) -> Any:
-    return await call
+@contextmanager
+def _counted_there(backend: Any, countdown: Countdown) -> Iterator[None]:
+    """Also count waits in the event loop of PostgreSQL. Transactions of SQLite have none."""
+    if isinstance(backend, PostgresqlBackend):
+        run = backend.run_in_loop
+        with patch.object(backend, "run_in_loop", lambda call: run(countdown.run_there(call))):
+            yield
+    else:
+        yield

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakMethod
 
 import asyncpg
 from sqlalchemy import (
@@ -39,6 +41,7 @@ from replaydb.database.engines import (
     postgresql_sql,
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect
+from replaydb.database.engines.loop_thread import LoopThread
 from replaydb.database.engines.postgresql_commits import Acknowledged, Transaction
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
@@ -121,6 +124,7 @@ class PostgresqlBackend:
         self.concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
         self._log = ConnectionLog(url.shown)
         self._acknowledged = Acknowledged()
+        self._thread = LoopThread()
 
     @property
     def shown(self) -> str:
@@ -159,11 +163,28 @@ class PostgresqlBackend:
         """Return an engine without a pool. DDL is transactional, so it needs nothing else."""
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
+    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it in the thread of this backend, so that no lock waits for the caller's loop."""
+        return await self._thread.run(coroutine)
+
+    def loop_time(self, time: float) -> float:
+        """Convert a time of the caller's loop. That of the thread has the usual clock."""
+        return time - asyncio.get_running_loop().time() + monotonic()
+
+    async def end_loop(self) -> None:
+        """End the thread of this backend."""
+        await self._thread.close()
+
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Begin, and write the transaction's number in case the answer to its commit is lost."""
         async with asyncio.timeout_at(end):
             seconds = end - asyncio.get_running_loop().time()
-            has_all = await postgresql_commits.begin(connection, seconds, self._acknowledged)
+            has_all = await postgresql_commits.begin(
+                connection,
+                seconds,
+                self._acknowledged,
+                frozen_seconds=self._url.frozen_seconds,
+            )
         if not has_all:
             raise DatabaseReplacedError(
                 f"{self.shown}: the server has lost commits that it acknowledged: it has an older "
@@ -260,7 +281,7 @@ class PostgresqlBackend:
         # A NOTIFY is a commit, but a hint need not be durable.
         settings = {"synchronous_commit": "off"}
         engine = self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
-        return _PostgresqlSignal(watched(engine))
+        return _PostgresqlSignal(watched(engine), self._thread)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """Choose the type by SQLSTATE, never by the error's text."""
@@ -454,33 +475,43 @@ class _NoSignal(Signal):
 
 
 class _PostgresqlSignal(Signal):
-    """NOTIFY after commits, batched and in a background task; LISTEN while coroutines wait."""
+    """NOTIFY after commits, batched and in a background task; LISTEN while coroutines wait.
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    Both run in the thread of the backend.
+    """
+
+    def __init__(self, engine: AsyncEngine, thread: LoopThread) -> None:
         super().__init__()
         self._engine = engine
+        self._thread = thread
         self._publisher: asyncio.Task[None] | None = None
         self._is_due = False
 
     async def aclose(self) -> None:
         await super().aclose()
-        if self._publisher is not None:
-            await asyncio.wait([self._publisher])
+        await self._thread.run(self._end())
+
+    async def _end(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            await asyncio.wait([publisher])
         await self._engine.dispose()
 
     async def _watch(self) -> None:
-        async with self._engine.connect() as connection:
-            raw: Any = (await connection.get_raw_connection()).driver_connection
-            lost = asyncio.Event()
-            raw.add_termination_listener(lambda _: lost.set())
-            try:
-                await raw.add_listener(CHANNEL, lambda *_: self._wake())
-                self._wake()  # for commits from before LISTEN took effect
-                await lost.wait()
-            finally:
-                await connection.invalidate()  # a connection that listens must not be pooled
+        loop, wake = asyncio.get_running_loop(), WeakMethod(self._wake)
+
+        def notified() -> None:
+            """Wake the callers. Keep neither their loop nor the signal alive."""
+            if (it := wake()) is not None:
+                with suppress(RuntimeError):  # the loop was closed without closing the store
+                    loop.call_soon_threadsafe(it)
+
+        await self._thread.run(_listen(self._engine, notified))
 
     def _publish(self) -> None:
+        self._thread.call_soon(self._begin_to_notify)
+
+    def _begin_to_notify(self) -> None:
         self._is_due = True
         if self._publisher is None or self._publisher.done():
             self._publisher = asyncio.create_task(self._notify())
@@ -496,3 +527,17 @@ class _PostgresqlSignal(Signal):
                     async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
                         await connection.execute(select(func.pg_notify(CHANNEL, "")))
                     await asyncio.sleep(NOTIFY_SECONDS)
+
+
+async def _listen(engine: AsyncEngine, notified: Callable[[], object]) -> None:
+    """Call `notified` for each NOTIFY, until the connection is lost."""
+    async with engine.connect() as connection:
+        raw: Any = (await connection.get_raw_connection()).driver_connection
+        lost = asyncio.Event()
+        raw.add_termination_listener(lambda _: lost.set())
+        try:
+            await raw.add_listener(CHANNEL, lambda *_: notified())
+            notified()  # for commits from before LISTEN took effect
+            await lost.wait()
+        finally:
+            await connection.invalidate()  # a connection that listens must not be pooled

@@ -61,7 +61,7 @@ from replaydb.database.schema import commit_proof
 
 #: The server ends a transaction this long after the deadline of the call that began it.
 SERVER_GRACE_SECONDS = 5.0
-#: After this time the server ends a transaction whose client has stalled, to release its locks.
+#: After this time the server ends a transaction whose client has stalled.
 IDLE_IN_TRANSACTION_SECONDS = 60
 #: Pause between attempts to read an outcome.
 PAUSE_SECONDS = 0.05
@@ -73,6 +73,8 @@ READABLE_SECONDS = RETENTION.total_seconds() / 2
 #: or receives a payload.
 _BOUNDS_TRANSACTIONS = 17
 _KEY = "replaydb_transaction"
+_IDLENESS = "idle_in_transaction_session_timeout"
+_IDLE_MILLISECONDS = str(1000 * IDLE_IN_TRANSACTION_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +127,26 @@ class Acknowledged:
         self.newest = kept
 
 
-async def begin(connection: AsyncConnection, seconds: float, acknowledged: Acknowledged) -> bool:
+async def begin(
+    connection: AsyncConnection,
+    seconds: float,
+    acknowledged: Acknowledged,
+    *,
+    frozen_seconds: float = IDLE_IN_TRANSACTION_SECONDS,
+) -> bool:
     """Begin a transaction, which the server ends if it takes longer than `seconds` and a margin.
+
+    It also ends the transaction if its client sends nothing for `frozen_seconds`, or 60 s if the
+    transaction only reads. 0: it waits without limit.
 
     Returns:
         Whether the server has all acknowledged commits. True also if all of them are so old that
         their rows may have been deleted.
     """
-    limit = await _limit(connection, seconds)
     earlier = acknowledged.newest
     numbers = list(earlier), [one.number for one in earlier.values()]
     if is_reader(connection):
+        limit = await _limit(connection, seconds)
         if not earlier:  # a read-only role may not be allowed to read `commit_proof`
             await connection.run_sync(execute, _set_limits(*limit))
             return True
@@ -144,7 +155,9 @@ async def begin(connection: AsyncConnection, seconds: float, acknowledged: Ackno
     known: Transaction | None = connection.info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
-    row = await _row(connection, _begin(uid, number, *limit, *numbers))
+    idle = _idleness(seconds, frozen_seconds)
+    limit = await _limit(connection, seconds, idle)
+    row = await _row(connection, _begin(uid, number, idle, *limit, *numbers))
     connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
     if known is None:  # a new row: delete old ones, so that their number stays limited
         await connection.run_sync(execute, _delete_unused(RETENTION))
@@ -212,7 +225,18 @@ async def _row(connection: AsyncConnection, statement: Bound[Any]) -> Any:
     return rows[0]
 
 
-async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]:
+def _idleness(seconds: float, frozen_seconds: float) -> str:
+    """Return the limit of idle time, in milliseconds, of a call that may write for `seconds`.
+
+    A call that may take an hour may also compute for longer between two statements.
+    """
+    longest = min(seconds / 60, IDLE_IN_TRANSACTION_SECONDS)
+    return str(int(1000 * max(frozen_seconds, longest))) if frozen_seconds else "0"
+
+
+async def _limit(
+    connection: AsyncConnection, seconds: float, idle: str = _IDLE_MILLISECONDS
+) -> tuple[str, str]:
     """Return the setting that limits a transaction, and its value.
 
     Servers before version 17 have no such setting. For them, return the limit on idle time, which
@@ -220,13 +244,12 @@ async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]
     """
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if driver.get_server_version().major < _BOUNDS_TRANSACTIONS:
-        return _IDLENESS
+        return _IDLENESS, idle
     return "transaction_timeout", str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
 
 
-_IDLENESS = ("idle_in_transaction_session_timeout", str(1000 * IDLE_IN_TRANSACTION_SECONDS))
 #: Set for the transaction, because a client has no session of its own behind PgBouncer.
-BOUND_IDLENESS = func.set_config(*_IDLENESS, True)
+BOUND_IDLENESS = func.set_config(_IDLENESS, _IDLE_MILLISECONDS, True)
 _NEVER = 0
 
 
@@ -243,7 +266,9 @@ def _num_found(uids: Any, numbers: Any) -> ColumnElement[int]:
 
 
 @prepared
-def _begin(uid: Any, number: Any, setting: Any, limit: Any, uids: Any, numbers: Any) -> Insert:
+def _begin(
+    uid: Any, number: Any, idle: Any, setting: Any, limit: Any, uids: Any, numbers: Any
+) -> Insert:
     added = insert(commit_proof).values(
         connection_uid=uid, transaction_number=number, written_at=func.now()
     )
@@ -254,7 +279,7 @@ def _begin(uid: Any, number: Any, setting: Any, limit: Any, uids: Any, numbers: 
     ).returning(
         func.pg_backend_pid().label("pid"),
         func.now().label("began_at"),
-        BOUND_IDLENESS,
+        func.set_config(_IDLENESS, idle, True),
         func.set_config(setting, limit, True),
         _num_found(uids, numbers),
     )

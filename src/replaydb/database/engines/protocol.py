@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -74,6 +74,19 @@ class Backend(Protocol):
 
     def migration_engine(self) -> AsyncEngine:
         """Return an engine on which a table can be rebuilt without deleting its child rows."""
+
+    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop in which all connections of this backend are used.
+
+        If the caller is cancelled, the coroutine is cancelled, and has ended when this returns.
+        """
+
+    def loop_time(self, time: float) -> float:
+        """Convert a time of the caller's event loop to a time of that loop."""
+        ...
+
+    async def end_loop(self) -> None:
+        """End that event loop, if it is not the caller's."""
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Begin a transaction, which the database itself rolls back some time after `end`.

@@ -9,7 +9,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -150,6 +150,17 @@ class SqliteBackend:
             create=True,
             poolclass=NullPool,
         )
+
+    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it in the caller's event loop: each connection has a thread for its transactions."""
+        return await coroutine
+
+    def loop_time(self, time: float) -> float:
+        """Return it unchanged: there is one loop."""
+        return time
+
+    async def end_loop(self) -> None:
+        """Do nothing: it is the caller's."""
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Do nothing yet: BEGIN runs with the first statement."""

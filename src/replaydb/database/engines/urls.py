@@ -22,6 +22,8 @@ from replaydb.errors import InvalidURLError, NotSupportedError
 
 EXPECTED: Final = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 CONNECT_SECONDS = 10.0
+#: Limit of the pauses of a client in a transaction that may hold locks.
+FROZEN_CLIENT_SECONDS = 10.0
 
 _SCHEME = re.compile(r"([A-Za-z]\w*)(?:\+\w+)?://")
 _SECRETS = {"password", "sslpassword"}
@@ -36,12 +38,14 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     ),
     "pgbouncer": ("true", "false"),
 }
+#: Parameters in seconds; 0: no limit. The second is replaydb's own.
+_TIMEOUTS = {"connect_timeout": CONNECT_SECONDS, "frozen_client_timeout": FROZEN_CLIENT_SECONDS}
 #: Other parameters that the driver supports.
 _OTHERS = {
     *("user", "dbname", "database", "krbsrvname", "gsslib"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version"),
 }
-_KNOWN = {"host", "port", "connect_timeout", *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
+_KNOWN = {"host", "port", *_TIMEOUTS, *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
 
 
 def as_text(url: str | URL) -> str:
@@ -110,6 +114,8 @@ class PostgresqlURL:
             driver finds them, such as in `PGHOST`.
         kinds: Values of `target_session_attrs`, each tried on all hosts; None: driver's default.
         connect_seconds: Timeout for each host; None: the timeout of the operating system.
+        frozen_seconds: How long a client may pause in a transaction that may hold locks; 0: without
+            limit.
         settings: Parameters of the session.
         through_pgbouncer: Whether connections go through a PgBouncer that pools transactions.
         shown: The URL without passwords.
@@ -119,6 +125,7 @@ class PostgresqlURL:
     hosts: tuple[tuple[str, int | None], ...]
     kinds: tuple[str | None, ...]
     connect_seconds: float | None
+    frozen_seconds: float
     settings: Mapping[str, str]
     through_pgbouncer: bool
     shown: str
@@ -145,7 +152,7 @@ class PostgresqlURL:
                 raise _refused("hosts only once", "a host and the parameter 'host'")
             hosts = others
         kind = given.pop("target_session_attrs", None)
-        wait = _seconds(given.pop("connect_timeout", str(CONNECT_SECONDS)))
+        connect_seconds, frozen_seconds = (_seconds(given, name) for name in _TIMEOUTS)
         settings = {name: given.pop(name) for name in _SESSION if name in given}
         through_pgbouncer = given.pop("pgbouncer", "false") == "true"
         user, _, password = login.partition(":")
@@ -154,7 +161,8 @@ class PostgresqlURL:
             dsn=f"postgresql://{login}{at}{parts.path}{_query(given)}",
             hosts=_with_ports(hosts, ports),
             kinds=("standby", "any") if kind == "prefer-standby" else (kind,),
-            connect_seconds=wait,
+            connect_seconds=connect_seconds or None,
+            frozen_seconds=frozen_seconds,
             settings=settings,
             through_pgbouncer=through_pgbouncer,
             shown=(
@@ -244,13 +252,15 @@ def _port(text: str) -> int | None:
     return int(text)
 
 
-def _seconds(text: str) -> float | None:
-    wait = -1.0
+def _seconds(given: dict[str, str], name: str) -> float:
+    """Remove a timeout from the parameters, and return it in seconds."""
+    text = given.pop(name, str(_TIMEOUTS[name]))
+    seconds = -1.0
     with suppress(ValueError):
-        wait = float(text)
-    if not 0 <= wait < float("inf"):
-        raise _refused("connect_timeout in seconds, 0 for no limit", repr(text))
-    return wait or None
+        seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise _refused(f"{name} in seconds, 0 for no limit", repr(text))
+    return seconds
 
 
 def _query(parameters: Mapping[str, str]) -> str:
