@@ -104,7 +104,8 @@ async def test_an_exit_in_a_task_does_not_end_the_thread() -> None:
 async def test_a_thread_that_was_never_closed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "COLLECTED_SECONDS", 0.0)
     thread = LoopThread()
-    loop = await thread.run(asyncio.sleep(0, None)) or thread._loop
+    await thread.run(asyncio.sleep(0))
+    loop = thread._loop
     del thread
     gc.collect()
     async with asyncio.timeout(20):
