@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,13 +24,12 @@ from torture.context import AttackContext
 
 PROMISES = (2, 3, 6)
 ENGINES = ("sqlite", "postgresql")
+#: Time in which a cancellation reaches the other event loop.
+ARRIVAL_SECONDS = 0.01
 
 
 class Countdown:
-    """Cancels a call when it waits for the n-th time, in its own event loop or in the database's.
-
-    In the latter it also cancels what runs there, at once.
-    """
+    """Cancels a call when it waits for the n-th time, in its own event loop or the database's."""
 
     def __init__(self, n: int) -> None:
         self._left = n
@@ -43,16 +43,20 @@ class Countdown:
 
     async def run_there(self, call: Awaitable[Any]) -> Any:
         """Await a part of the call that runs in the database's event loop."""
-        return await _Steps(call, self.step)
+        return await _Steps(call, self.step_there)
 
     def step(self) -> None:
-        """Count a wait."""
+        """Count a wait. At the last one, cancel the call."""
         self._left -= 1
-        task = asyncio.current_task()
-        if self._left == 0 and task is not None and self._task is not None:
-            task.cancel()
-            if task is not self._task:
-                self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._left == 0 and self._task is not None:
+            self._task.cancel()
+
+    def step_there(self) -> None:
+        """As `step`, from the other loop, which is blocked until the cancellation is sent to it."""
+        self._left -= 1
+        if self._left == 0 and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            time.sleep(ARRIVAL_SECONDS)
 
 
 class _Steps:
