@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -41,9 +41,9 @@ class Countdown:
         self._task = asyncio.current_task()
         return await _Steps(call, self.step)
 
-    async def run_there(self, call: Awaitable[Any]) -> Any:
-        """Await a part of the call that runs in the database's event loop."""
-        return await _Steps(call, self.step_there)
+    def there(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Return a part of the call that runs in the database's event loop."""
+        return _Steps(call, self.step_there)
 
     def step(self) -> None:
         """Count a wait. At the last one, cancel the call."""
@@ -65,6 +65,10 @@ class _Steps:
     def __init__(self, call: Awaitable[Any], step: Callable[[], None]) -> None:
         self._call = call
         self._step = step
+
+    def close(self) -> None:
+        """Close the call, if it never began."""
+        self._call.close()  # type: ignore[attr-defined]
 
     def __await__(self) -> Generator[Any, Any, Any]:
         steps = self._call.__await__()
@@ -173,7 +177,7 @@ def _counted_there(backend: Any, countdown: Countdown) -> Iterator[None]:
     """Also count waits in the event loop of PostgreSQL. Transactions of SQLite have none."""
     if isinstance(backend, PostgresqlBackend):
         run = backend.run_in_loop
-        with patch.object(backend, "run_in_loop", lambda call: run(countdown.run_there(call))):
+        with patch.object(backend, "run_in_loop", lambda call: run(countdown.there(call))):
             yield
     else:
         yield
