@@ -264,7 +264,7 @@ async def test_a_stalled_notification_recovers(
     far: Store, proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
-    monkeypatch.setattr("replaydb.database.engines.postgresql.NOTIFY_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("replaydb.database.engines.postgresql_signal.NOTIFY_TIMEOUT_SECONDS", 0.2)
     buffer = await far.buffer("math")
     async with Store.open(postgresql_url) as near:
         there = await near.buffer("math")
