@@ -7,6 +7,8 @@ DB ?= sqlite
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, which would each compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help apt demo quick test test-all check docs pictures lowest integrations torture mutants bench bench-peers clean

@@ -122,7 +122,10 @@ async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
     assert counts == {"completed": 20, "archived": 8 * 4 * (1 + 2 + 3) - 20}
 
 
-@pytest.mark.parametrize(("write_pause", "read_pause"), [(0.0, 0.03), (0.03, 0.0)])
+@pytest.mark.parametrize(
+    ("write_pause", "read_pause"),
+    [(0.0, 0.03), pytest.param(0.03, 0.0, marks=pytest.mark.nightly)],
+)
 @sqlite_nightly
 async def test_samples_per_insert_holds_its_band(
     store: Store, url: str, write_pause: float, read_pause: float

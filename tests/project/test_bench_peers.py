@@ -14,6 +14,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 PEERS = CHECKOUT / "benchmarks" / "peers"
 HERE = ("list", "replaydb-sqlite", "replaydb-sqlite-files", "replaydb-postgresql")
+SIZES = ("72 KB", "590 KB")
 PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+")
 #: Check the tables of the report.
 REPORT = """
@@ -63,34 +64,25 @@ def test_pages_have_the_recorded_factors() -> None:
     subprocess.run([sys.executable, "-c", RECORDED], check=True, cwd=CHECKOUT)
 
 
-@pytest.mark.parametrize(
-    ("peers", "sizes"),
-    [
-        (HERE[:2], ("72 KB",)),
-        pytest.param(HERE, ("72 KB", "590 KB"), marks=pytest.mark.nightly),
-    ],
-    ids=["two", "all"],
-)
-def test_the_comparison_runs(
-    tmp_path: Path, peers: tuple[str, ...], sizes: tuple[str, ...]
-) -> None:
+@pytest.mark.nightly
+def test_the_comparison_runs(tmp_path: Path) -> None:
     """With tiny sizes. It compares the drawn groups with those that were put."""
     written = tmp_path / "findings.json"
-    command = [sys.executable, "-m", "benchmarks.peers", "--peers", *peers]
-    command += ["--groups", "100", "--sizes", *sizes, "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.peers", "--peers", *HERE]
+    command += ["--groups", "100", "--sizes", *SIZES, "--rounds", "1"]
     command += ["--json", str(written)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     subprocess.run(command, check=True, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
     results = json.loads(written.read_text(encoding="utf8"))["results"]
     found = {(one["peer"], one["operation"]): one for one in results if one["size"] == "72 KB"}
     for operation in ("put one", "put 50", "sample uniform", "sample priority, columns"):
-        assert all(found[peer, operation]["value"] > 0 for peer in peers)
-    assert [found[peer, "lost"]["value"] for peer in peers] == [100, 0, 0, 0][: len(peers)]
+        assert all(found[peer, operation]["value"] > 0 for peer in HERE)
+    assert [found[peer, "lost"]["value"] for peer in HERE] == [100, 0, 0, 0]
     assert all(one["note"] for one in results if one["value"] is None)
     large = {(one["peer"], one["operation"]): one for one in results if one["size"] == "590 KB"}
     for operation in ("put 10", "sample uniform", "sample uniform, columns"):
-        assert "590 KB" not in sizes or all(large[peer, operation]["value"] > 0 for peer in peers)
-    report = [sys.executable, "-c", REPORT, str(written), ",".join(sizes), *peers[1:3]]
+        assert all(large[peer, operation]["value"] > 0 for peer in HERE)
+    report = [sys.executable, "-c", REPORT, str(written), ",".join(SIZES), *HERE[1:3]]
     subprocess.run(report, check=True, cwd=CHECKOUT, env=environment)
 
 

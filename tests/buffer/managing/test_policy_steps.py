@@ -286,7 +286,7 @@ async def test_two_at_once(store: Store, other: Store, url: str) -> None:
     async with asyncio.TaskGroup() as calls:
         calls.create_task(buffer.advance_policy(20))
         calls.create_task(_until_right(buffer, 21))
-        await asyncio.sleep(0)
+        await _moved(buffer, 20)
         calls.create_task(buffer.advance_policy(21))
     assert not await behind(url)
     assert (await theirs.stats()).policy_version == 21

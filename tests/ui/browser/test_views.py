@@ -25,9 +25,9 @@ VIEWS = {
 }
 
 
-#: Pages of each kind: a list with a form, a group, tokens, a comparison, and runs with charts.
+#: Pages of each kind: a list with a form, a group, tokens, a comparison, and a run with charts.
 #: Other browser tests open the overview.
-KINDS = ("groups-found", "group", "tokens", "differences", "two-runs")
+KINDS = ("groups-found", "group", "tokens", "differences", "run")
 
 
 @pytest.mark.parametrize(
