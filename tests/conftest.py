@@ -16,6 +16,7 @@ from replaydb import Buffer, Store
 from replaydb.database import migrations
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
+from replaydb.database.repository.locked import LockedBuffer
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
@@ -324,4 +325,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     for backend in (SqliteBackend, PostgresqlBackend):
         monkeypatch.setattr(backend, "now", now)
+    monkeypatch.setattr(LockedBuffer, "now", property(lambda buffer: made.now()))
     return made

@@ -262,6 +262,11 @@ class BufferSettings:
         return self.is_exclusive or self.task_capacity is not None
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether calls delete neither groups nor draws once they are stored."""
+        return self.keep_archived is None and self.keep_draws is None and self.on_evict != "delete"
+
+    @property
     def keeps_best(self) -> bool:
         """Whether new groups are refused if their priority is too low."""
         return self.eviction == "lowest_priority"

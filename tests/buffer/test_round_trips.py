@@ -34,8 +34,10 @@ async def number(store: Store, call: Awaitable[object]) -> int:
     """Return the number of statements of a call, except for server time and session settings."""
     with counted_statements(store) as statements:
         await call
-    asked = ("clock_timestamp", "set_config")
-    return sum(not any(name in sql for name in asked) for sql in statements)
+    return sum(
+        "set_config" not in sql and not sql.startswith("SELECT clock_timestamp")
+        for sql in statements
+    )
 
 
 async def leased(buffer: Buffer, count: int = 8) -> Any:
@@ -43,17 +45,21 @@ async def leased(buffer: Buffer, count: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("on_ack", ["archive", "return"])
-async def test_statements_of_a_lease(store: Store, on_ack: OnAck, reading: str) -> None:
+async def test_statements_of_a_lease(
+    store: Store, on_ack: OnAck, reading: str, engine_name: str
+) -> None:
     buffer = await store.buffer("math", on_ack=on_ack)
     ids = await buffer.put([*groups(20), long_group("long", 9, "code")])
     taken = await number(store, buffer.lease(8, ttl=60, tasks="gsm8k"))
-    assert taken == (11 if reading == "from a snapshot" else 10)
+    together = 2 if engine_name == "postgresql" else 0  # the draw, its groups, and the counters
+    assert taken == (11 if reading == "from a snapshot" else 10) - together
     one, two, three = [await leased(buffer, 3) for _ in range(3)]
     assert await number(store, one.extend()) == 1
     assert await number(store, one.ack()) == 7
     assert await number(store, two.ack(two.batch.ids[:2])) == 7
     assert await number(store, three.nack()) == 7
-    assert await number(store, buffer.update_priorities(ids, [2.0] * 21)) == 5
+    changed = await number(store, buffer.update_priorities(ids, [2.0] * 21))
+    assert changed == (4 if engine_name == "postgresql" else 5)
 
 
 async def test_an_ack_that_drops_payloads_deletes_two_kinds_of_rows(store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Self
 
 from sqlalchemy import (
@@ -13,6 +14,7 @@ from sqlalchemy import (
     BindParameter,
     Boolean,
     ColumnElement,
+    DateTime,
     Dialect,
     Double,
     Integer,
@@ -68,6 +70,22 @@ def _globbed(part: re.Match[str]) -> str:
 
 
 _WILDCARDS = {"%": "*", "_": "?"}
+
+
+class server_time(FunctionElement[datetime]):
+    """Time of the clock of the server when this is evaluated; NULL if there is no server."""
+
+    name = "server_time"
+    type = DateTime(timezone=True)
+    inherit_cache = True
+
+
+class next_draw_id(FunctionElement[int]):
+    """A new id for a draw; NULL where only the insertion of a row generates ids."""
+
+    name = "next_draw_id"
+    type = BigInteger()
+    inherit_cache = True
 
 
 class seconds_between(FunctionElement[float]):

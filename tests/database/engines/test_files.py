@@ -194,13 +194,13 @@ async def test_a_file_replaced_before_the_commit_is_detected(
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
-        allocate = SqliteBackend.allocate_group_ids
+        identify = SqliteBackend.identify
 
         def meanwhile(*arguments: Any) -> Any:
             replace(path_of(sqlite_url))
-            return allocate(*arguments)
+            return identify(*arguments)
 
-        monkeypatch.setattr(SqliteBackend, "allocate_group_ids", meanwhile)
+        monkeypatch.setattr(SqliteBackend, "identify", meanwhile)
         with pytest.raises(rdb.DatabaseUnavailableError, match="replaced"):
             await buffer.put(group())
 

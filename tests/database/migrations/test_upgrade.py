@@ -68,11 +68,11 @@ async def test_rebuilding_a_table_does_not_reuse_ids(
     backend = backend_for(sqlite_url)
     async with transaction(sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
-        assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
+        assert await connection.run_sync(backend.identify, 1, ["new"]) == ({}, range(100, 101))
         await connection.execute(text("DELETE FROM episode_group"))
     await migrations.downgrade(sqlite_url, "-1")
     async with transaction(sqlite_url) as connection:
-        assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
+        assert await connection.run_sync(backend.identify, 1, ["new"]) == ({}, range(100, 101))
 
 
 async def test_a_failed_upgrade_changes_nothing(

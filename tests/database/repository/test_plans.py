@@ -15,6 +15,7 @@ from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
+from replaydb.database.engines.postgresql_sequences import identify_groups
 from replaydb.database.filters import at_most_stale, checked
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
@@ -112,8 +113,10 @@ from replaydb.database.statements.task import (
     lock_leased_tasks,
     lock_tasks,
     select_available,
+    update_tasks,
 )
 from replaydb.database.tag_lookups import lookups_in
+from replaydb.database.writes import combined
 from replaydb.policies import SimplePolicy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
@@ -596,6 +599,25 @@ async def test_statements_find_their_rows_by_index(connection: AsyncConnection, 
     assert plan.tables == tables, plan.text
 
 
+@pytest.mark.parametrize("engine_name", ["postgresql"])
+async def test_rows_written_together_are_found_by_index(connection: AsyncConnection) -> None:
+    names = ("group_id", "priority"), ("task_id", "num_sampled")
+    statement = combined((update_each_group(), update_tasks()), names)
+    values = {"group_id_0": [7, 8], "priority_0": [1.0, 2.0]}
+    values |= {"task_id_1": [1], "num_sampled_1": [9]}
+    plan = await plan_of(connection, statement, values)
+    assert plan.scans <= {"task"}, plan.text  # there are few tasks
+    assert "pk_episode_group" in plan.indexes, plan.text
+
+
+@pytest.mark.parametrize("engine_name", ["postgresql"])
+async def test_uids_are_found_by_index(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, identify_groups(1, [f"uid-{i}" for i in range(50)]))
+    assert not plan.scans, plan.text
+    keys = {"uq_episode_group_buffer_id_group_uid", "pk_episode_group"}
+    assert plan.indexes == keys, plan.text
+
+
 async def test_steps_of_a_run_are_read_in_index_order(
     connection: AsyncConnection,
 ) -> None:
@@ -753,7 +775,7 @@ async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -
 
     task_states = await connection.run_sync(tasks.lock, 1)
     event.listen(connection.sync_connection, "before_cursor_execute", record)
-    await connection.run_sync(tasks.save, task_states.values())
+    await connection.run_sync(tasks.save, list(task_states.values()))
     (update,) = statements
     assert update.startswith("UPDATE task SET")
     assert "task_name" not in update

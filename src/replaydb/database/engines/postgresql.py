@@ -395,16 +395,19 @@ class PostgresqlBackend:
         """Return the time of the server, because the clocks of its clients may differ."""
         return connection.execute(_NOW).scalar_one()
 
-    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """Take ids from the sequence of the id column.
+    def identify(
+        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+    ) -> tuple[dict[str, int], Sequence[int]]:
+        """Take new ids from the sequence of the id column.
 
         Payloads are inserted before their groups, so this checks that no group has the ids already.
         """
-        [found] = execute(connection, postgresql_sequences.new_group_ids(count))
+        [found] = execute(connection, postgresql_sequences.identify_groups(buffer_id, uids))
         if found.is_taken:
             reason = postgresql_sequences.explain_behind(episode_group.name)
             raise DatabaseError(f"{self.shown}: {reason}")
-        return list(found.ids or ())
+        known = zip(found.known_uids or (), found.known_ids or (), strict=True)
+        return dict(known), list(found.ids or ())
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""

@@ -11,9 +11,9 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
-    Integer,
     PrimaryKeyConstraint,
     Select,
+    String,
     UniqueConstraint,
     any_,
     case,
@@ -23,11 +23,13 @@ from sqlalchemy import (
     schema,
     select,
     table,
+    true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 
 from replaydb.database.prepared import execute, prepared
 from replaydb.database.schema import GENERATED, episode_group, metadata
+from replaydb.database.statements.episode_group import select_known_uids
 
 UNIQUE_VIOLATION = "23505"
 
@@ -86,16 +88,23 @@ def advance(connection: Connection, ids: Mapping[str, int]) -> None:
 
 
 @prepared
-def new_group_ids(count: BindParameter[int]) -> Select[Any]:
-    """Generate `ids` for groups, and select whether a group already has one (`is_taken`).
+def identify_groups(buffer_id: BindParameter[int], uids: BindParameter[Any]) -> Select[Any]:
+    """Select the groups that have these uids, and generate as many new ids.
 
-    The ids are an array. With a row for each, the planner would scan the whole table if there are
-    many.
+    The columns are `known_uids` and `known_ids`, `ids`, and whether a group already has one of the
+    new ids (`is_taken`). The ids are an array. With a row for each, the planner would scan the
+    whole table if there are many.
     """
+    stored = select_known_uids.build(buffer_id, uids).subquery("stored")
+    known = select(
+        func.array_agg(stored.c.group_uid, type_=ARRAY(String)).label("known_uids"),
+        func.array_agg(stored.c.id, type_=ARRAY(BigInteger)).label("known_ids"),
+    ).subquery("known")
+    count = func.cardinality(cast(uids, ARRAY(String)))
     ids = func.array_agg(_GROUP_IDS.next_value(), type_=ARRAY(BigInteger)).label("ids")
-    new = select(ids).select_from(func.generate_series(1, cast(count, Integer))).subquery("new")
+    new = select(ids).select_from(func.generate_series(1, count)).subquery("new")
     is_taken = select(episode_group.c.id).where(episode_group.c.id == any_(new.c.ids)).exists()
-    return select(new.c.ids, is_taken.label("is_taken"))
+    return select(known, new, is_taken.label("is_taken")).select_from(known.join(new, true()))
 
 
 def is_race(error: BaseException | None) -> bool:

@@ -23,7 +23,9 @@ from replaydb.database.expressions import (
     json_part,
     json_text,
     matches,
+    next_draw_id,
     seconds_between,
+    server_time,
 )
 
 
@@ -66,6 +68,16 @@ def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> 
 @compiles(json_as_stored, "postgresql")
 def _compile_json_as_stored(element: json_as_stored, compiler: SQLCompiler, **kw: Any) -> str:
     return f"CAST({compiler.process(element.clauses, **kw)} AS TEXT)"
+
+
+@compiles(server_time, "postgresql")
+def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(next_draw_id, "postgresql")
+def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
+    return "nextval('draw_id_seq')"
 
 
 @compiles(seconds_between, "postgresql")

@@ -186,8 +186,13 @@ class Backend(Protocol):
     def now(self, connection: Connection) -> datetime:
         """Return the time for leases and deadlines, from one clock for all clients."""
 
-    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """Return ascending ids for new groups, none of which is ever returned again."""
+    def identify(
+        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+    ) -> tuple[dict[str, int], Sequence[int]]:
+        """Return the ids of stored groups by uid, and as many new ids as there are uids.
+
+        New ids are ascending. One that is used is never returned again.
+        """
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Return the last generated id of each table of `schema.GENERATED`, 0 before the first.

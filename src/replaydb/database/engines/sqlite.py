@@ -49,6 +49,7 @@ from replaydb.database.engines.sqlite_guard import GuardedConnection
 from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.database.prepared import execute
 from replaydb.database.schema import GENERATED, episode_group
+from replaydb.database.statements.episode_group import select_known_uids
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -308,10 +309,13 @@ class SqliteBackend:
         """Return the time of this machine, which all clients of the file share."""
         return datetime.now(UTC)
 
-    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """Return the ids after AUTOINCREMENT's counter and after the largest id of a group."""
+    def identify(
+        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+    ) -> tuple[dict[str, int], Sequence[int]]:
+        """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
+        found = execute(connection, select_known_uids(buffer_id, uids))
         last = connection.scalar(_LAST_GROUP_ID) or 0
-        return range(last + 1, last + 1 + count)
+        return {row.group_uid: row.id for row in found}, range(last + 1, last + 1 + len(uids))
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read AUTOINCREMENT's counters. A table has one once it has had a row."""

@@ -22,7 +22,9 @@ from replaydb.database.expressions import (
     json_part,
     json_text,
     matches,
+    next_draw_id,
     seconds_between,
+    server_time,
 )
 
 
@@ -65,6 +67,16 @@ def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> 
 @compiles(json_as_stored, "sqlite")
 def _compile_json_as_stored(element: json_as_stored, compiler: SQLCompiler, **kw: Any) -> str:
     return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
+
+
+@compiles(server_time, "sqlite")
+def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any) -> str:
+    return "NULL"
+
+
+@compiles(next_draw_id, "sqlite")
+def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
+    return "NULL"
 
 
 @compiles(seconds_between, "sqlite")

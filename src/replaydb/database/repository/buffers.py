@@ -17,6 +17,7 @@ from replaydb.database.statements.buffer import (
     select_buffer,
     select_buffer_named,
     select_buffer_names,
+    select_buffer_to_draw,
     select_buffers,
     select_run,
     select_runs,
@@ -43,6 +44,8 @@ class BufferRow:
         uses_payload_store: Whether new payloads are stored outside the database.
         pending_tags: Tags whose index is still being filled or emptied. The value is the id below
             which groups have not been processed.
+        read_at: Time of the server's clock when it was read; None if that was not read as well.
+        draw_id: Id for a draw; None if none was generated.
     """
 
     id: int
@@ -54,6 +57,8 @@ class BufferRow:
     settings: BufferSettings
     uses_payload_store: bool
     pending_tags: Mapping[str, int] = field(default_factory=dict)
+    read_at: datetime | None = field(default=None, compare=False)
+    draw_id: int | None = field(default=None, compare=False)
 
     @property
     def indexed_tags(self) -> frozenset[str]:
@@ -73,6 +78,8 @@ class BufferRow:
             BufferSettings.from_json(row.settings),
             bool(row.uses_payload_store),
             row.pending_tags or {},
+            getattr(row, "read_at", None),
+            getattr(row, "draw_id", None),
         )
 
 
@@ -118,14 +125,24 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
     execute_many(connection, insert_buffer(), [values])
 
 
-def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
+def state(
+    connection: Connection, buffer_id: int, name: str, *, lock: bool = False, draws: bool = False
+) -> BufferRow:
     """Return the current row of a buffer.
+
+    Args:
+        connection: Connection of the transaction.
+        buffer_id: Id of the buffer.
+        name: Its name.
+        lock: Lock it.
+        draws: If it is not locked, also generate the id of a draw, on engines that can.
 
     Raises:
         UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because the
             database was replaced by an older state.
     """
-    statement = lock_buffer if lock else select_buffer
+    unlocked = select_buffer_to_draw if draws else select_buffer
+    statement = lock_buffer if lock else unlocked
     rows = execute(connection, statement(buffer_id))
     if not rows or rows[0].name != name:
         raise UnknownBufferError(name)

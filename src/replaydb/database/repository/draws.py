@@ -179,7 +179,7 @@ class _Drawing:
         outcome = DrawOutcome.SAMPLED if self._lease_id is None else DrawOutcome.LEASED
         common = {"outcome": outcome.value}
         rows = [common | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
-        return lineage.record(self._connection, facts, rows)
+        return lineage.record(self._buffer, facts, rows)
 
     def retire(self) -> list[int]:
         """Archive groups that have reached `max_times_sampled`; leased ones wait for their ack."""

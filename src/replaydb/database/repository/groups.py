@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import execute, execute_many
+from replaydb.database.prepared import execute
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, packs, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
@@ -32,6 +32,7 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.payload import select_episode_page, select_transcripts
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
+from replaydb.database.writes import Write
 from replaydb.episodes import GroupStatus
 from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
@@ -195,6 +196,8 @@ def update_priorities(
 ) -> int:
     """Set the priorities of groups of locked tasks, and give them new exponential keys.
 
+    The rows are written at the end of the transaction, or by `buffer.write_now`.
+
     Args:
         buffer: The buffer.
         rows: Scalars of the groups.
@@ -226,5 +229,5 @@ def update_priorities(
                     "priority_key": key,
                 }
             )
-    execute_many(buffer.connection, update_each_group(), changes)
+    buffer.last_writes.append(Write(update_each_group(), changes))
     return len(changes)

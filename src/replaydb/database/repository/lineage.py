@@ -14,6 +14,7 @@ from replaydb.database.statements.buffer import insert_cursor, select_cursor, up
 from replaydb.database.statements.draw import (
     insert_draw,
     insert_draw_groups,
+    insert_known_draw,
     mark_drawn_lost,
     select_drawn_groups,
     select_draws,
@@ -21,6 +22,7 @@ from replaydb.database.statements.draw import (
     settle_groups,
 )
 from replaydb.database.statements.statistics import select_prompts
+from replaydb.database.writes import Write, write_together
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
@@ -28,20 +30,28 @@ _OUTCOMES = frozenset(DrawOutcome)
 
 
 def record(
-    connection: Connection, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+    buffer: LockedBuffer, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Record a draw. Return its id.
+    """Record the draw of a transaction, perhaps at its end. Return its id.
 
     Args:
-        connection: Connection of the transaction.
+        buffer: The buffer.
         facts: Columns of `draw`.
         groups: Columns of `draw_group`, in the order of the batch.
     """
-    draw_id = inserted_id(connection, insert_draw(), dict(facts))
+    draw_id, writes = buffer.row.draw_id, []
+    if draw_id is None:
+        draw_id = inserted_id(buffer.connection, insert_draw(), dict(facts))
+    else:
+        writes = [Write(insert_known_draw(), [{"id": draw_id, **facts}])]
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
-    execute_many(connection, insert_draw_groups(), rows)
+    writes.append(Write(insert_draw_groups(), rows))
+    if buffer.settings.keeps_all:
+        buffer.last_writes += writes
+    else:  # the call may still delete old draws, or groups with their rows in draws
+        write_together(buffer.connection, writes)
     return draw_id
 
 

@@ -16,6 +16,7 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskState
+from replaydb.database.writes import Write, write_together
 from replaydb.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class LockedBuffer:
         task_states: Locked tasks, by name.
         shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
+        last_writes: Rows that nothing else in the transaction reads. They are written in the last
+            statement before the commit.
         messages: Log messages of this transaction, as level and text.
     """
 
@@ -80,6 +83,7 @@ class LockedBuffer:
         self.task_states = task_states
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
+        self.last_writes: list[Write] = []
         self.messages: list[tuple[int, str]] = []
 
     @contextmanager
@@ -96,6 +100,11 @@ class LockedBuffer:
             vars(self).update(before)
             raise
 
+    def write_now(self) -> None:
+        """Write `last_writes`, for statements that read the rows."""
+        write_together(self.connection, self.last_writes)
+        self.last_writes = []
+
     @property
     def settings(self) -> BufferSettings:
         """Settings of the buffer."""
@@ -104,7 +113,7 @@ class LockedBuffer:
     @cached_property
     def now(self) -> datetime:
         """Time of the database's clock, read once, while the locks are held."""
-        return self.scope.backend.now(self.connection)
+        return self.row.read_at or self.scope.backend.now(self.connection)
 
     @property
     def is_comparable(self) -> bool:

@@ -30,12 +30,22 @@ from replaydb.database.repository.tasks import TaskState
 
 @contextmanager
 def tasks_locked(
-    connection: Connection, scope: Scope, names: Collection[str] | None
+    connection: Connection,
+    scope: Scope,
+    names: Collection[str] | None,
+    *,
+    draws: bool = False,
 ) -> Iterator[LockedBuffer]:
     """Lock some or all tasks, or the whole buffer if its settings require that.
 
     Maintenance of the tasks is done first: leases, deadlines, time to live. Tasks that do not
     exist are omitted.
+
+    Args:
+        connection: Connection of the transaction.
+        scope: Buffer and run of the call.
+        names: Names of the tasks; None: all.
+        draws: Whether a draw is made, which will be recorded.
 
     Raises:
         LostRaceError: The settings were changed, and now require other locks than were taken.
@@ -48,7 +58,7 @@ def tasks_locked(
     else:
         task_states = tasks.lock(connection, scope.buffer_id, names)
         # Read while the locks are held, so no other transaction can advance the policy.
-        row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
+        row = buffers.state(connection, scope.buffer_id, scope.buffer_name, draws=draws)
     scope.row = row
     if row.settings.is_exclusive != cached.is_exclusive:
         raise LostRaceError("another transaction changed settings that determine the locks")
@@ -102,6 +112,6 @@ def _writing_back(
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)
     changed = [task for name, task in buffer.task_states.items() if task != before[name]]
-    tasks.save(connection, changed)
+    tasks.save(connection, changed, buffer.last_writes)
     packs.save(connection, buffer.shares, lambda: buffer.now)
     scope.messages.extend(buffer.messages)

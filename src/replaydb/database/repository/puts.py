@@ -29,7 +29,6 @@ from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.statements.episode_group import (
     insert_groups,
     select_kept_on_replace,
-    select_known_uids,
 )
 from replaydb.database.statements.payload import (
     delete_episodes,
@@ -40,10 +39,14 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
+from replaydb.database.writes import Write, write_together
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
+
+#: Larger payloads are sent one after the other, as an array of them would be copied.
+MAX_BYTES_TOGETHER = 1 << 20
 
 #: Values of `on_duplicate` that replace stored content.
 _OVERWRITING = ("replace", "renew")
@@ -90,13 +93,11 @@ def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for put in puts for record in put.records]
-    found = execute(connection, select_known_uids(scope.buffer_id, uids))
-    stored = {row.group_uid: row.id for row in found}
+    stored, new = scope.backend.identify(connection, scope.buffer_id, uids)
     renewing = [put for put in puts if put.on_duplicate == "renew"]
     renewed = {record.uid for put in renewing for record in _known(put, stored)}
     fresh = [uid for uid in uids if uid not in stored or uid in renewed]
-    new = scope.backend.allocate_group_ids(connection, len(fresh))
-    ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
+    ids = _Ids(stored, dict(zip(fresh, new, strict=False)))  # perhaps fewer than there are uids
     task_names = {record.task_name for put in puts for record in put.records}
 
     payloads = [part for put in puts for record in put.records for part in record.payloads]
@@ -161,16 +162,25 @@ class _Session:
             return
         with self.buffer.savepoint():
             rows, rivals = self._count(put, written=written)
+            self._add_keys(rows)
             self._write(rows)  # what is in can be a victim: of the next put, or at once
             capacity.evict_excess(self.buffer, rivals)
 
     def flush(self) -> None:
-        """Write the rows of the puts stored so far."""
-        self._write(self.rows)
+        """Write the rows of the puts stored so far, perhaps at the end of the transaction."""
+        self._add_keys(self.rows)
+        # Archived groups may be trimmed, and the tag index reads the rows.
+        is_read = bool(self.buffer.settings.indexed_tags) or any(
+            row["group_status"] == GroupStatus.ARCHIVED for row in self.rows
+        )
+        if is_read:
+            self._write(self.rows)
+        else:
+            self.buffer.last_writes.append(Write(insert_groups(), self.rows))
         self.rows = []
 
-    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write rows of groups, with new keys."""
+    def _add_keys(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Give new keys to rows of groups."""
         by_task: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_task.setdefault(row["task_name"], []).append(row)
@@ -183,6 +193,8 @@ class _Session:
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
                 row["uniform_key"] = task.uniform_clock + uniform
                 row["priority_key"] = task.priority_clock + prioritized
+
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         execute_many(self.buffer.connection, insert_groups(), rows)
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
@@ -327,14 +339,18 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
     """Insert the large rows of groups (payloads, episodes, texts), which needs no lock."""
     rows = [(ids[record], record) for record in records]
     parts = [part.row(i, part.part) for i, record in rows for part in record.payloads]
-    execute_many(connection, insert_payloads(), parts)
-    for statement, children in (
-        (insert_episodes(), [(i, child) for i, record in rows for child in record.episodes]),
-        (insert_transcripts(), [(i, c) for i, record in rows for c in record.transcripts]),
-    ):
-        execute_many(
-            connection, statement, [{"group_id": group_id, **child} for group_id, child in children]
-        )
+    episodes = [{"group_id": i, **child} for i, record in rows for child in record.episodes]
+    texts = [{"group_id": i, **child} for i, record in rows for child in record.transcripts]
+    writes = [
+        Write(insert_payloads(), parts),
+        Write(insert_episodes(), episodes),
+        Write(insert_transcripts(), texts),
+    ]
+    if sum(record.facts["num_bytes"] for _, record in rows) > MAX_BYTES_TOGETHER:
+        for write in writes:
+            execute_many(connection, *write)
+    else:
+        write_together(connection, writes)
 
 
 def _delete_children(connection: Connection, ids: Sequence[int]) -> None:

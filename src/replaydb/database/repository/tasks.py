@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row
 
-from replaydb.database.prepared import execute, execute_many
+from replaydb.database.prepared import execute
 from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.statements.candidates import Clock, Partition, shift_keys
 from replaydb.database.statements.task import (
@@ -24,6 +24,7 @@ from replaydb.database.statements.task import (
     select_total_weight,
     update_tasks,
 )
+from replaydb.database.writes import Write, write_together
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DatabaseError
 from replaydb.settings import BufferSettings
@@ -91,6 +92,11 @@ class TaskState:
     def is_behind(self) -> bool:
         """Whether rows of its groups have not been updated to the policy version yet."""
         return self.is_expiring or self.aged_to is not None
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether the rounding error of the sum of weights may be too large."""
+        return self.weight_error > MAX_SUM_ERROR * self.total_weight
 
     def time(self, clock: Clock) -> float:
         """Return the value of a clock."""
@@ -261,7 +267,7 @@ def set_back_if_late(
 
 def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None:
     """Recompute the sum of weights of a task if its rounding error may be too large."""
-    if task.weight_error > MAX_SUM_ERROR * task.total_weight:
+    if task.is_inexact:
         statement = select_total_weight(task.buffer_id, task.task_name)
         [(total,)] = execute(connection, statement)
         task.total_weight, task.weight_error = total or 0.0, 0.0
@@ -272,10 +278,14 @@ def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None
 _SAVED = [field.name for field in fields(TaskState) if field.name not in ("buffer_id", "task_name")]
 
 
-def save(connection: Connection, task_states: Iterable[TaskState]) -> None:
-    """Write task states back."""
-    rows = []
-    for task in task_states:
-        recompute_weight_if_inexact(connection, task)
-        rows.append({name: getattr(task, name) for name in _SAVED})
-    execute_many(connection, update_tasks(), rows)
+def save(
+    connection: Connection, task_states: Sequence[TaskState], writes: Sequence[Write] = ()
+) -> None:
+    """Write task states back, together with other writes of the transaction."""
+    if any(task.is_inexact for task in task_states):
+        write_together(connection, writes)  # the sums include these groups
+        writes = ()
+        for task in task_states:
+            recompute_weight_if_inexact(connection, task)
+    rows = [{name: getattr(task, name) for name in _SAVED} for task in task_states]
+    write_together(connection, [*writes, Write(update_tasks(), rows)])

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Insert, Select, Update, func, insert, select, true, update
 
+from replaydb.database.expressions import next_draw_id, server_time
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     buffer,
@@ -47,8 +48,15 @@ def select_buffer_named(name: str) -> Select[Any]:
 
 @prepared
 def select_buffer(buffer_id: Any) -> Select[Any]:
-    """Select the row of a buffer by id."""
-    return _select_buffer.where(buffer.c.id == buffer_id)
+    """Select the row of a buffer by id, and the time."""
+    timed = _select_buffer.add_columns(server_time().label("read_at"))
+    return timed.where(buffer.c.id == buffer_id)
+
+
+@prepared
+def select_buffer_to_draw(buffer_id: Any) -> Select[Any]:
+    """As `select_buffer`, with an id for a draw."""
+    return select_buffer.build(buffer_id).add_columns(next_draw_id().label("draw_id"))
 
 
 @prepared

@@ -25,6 +25,12 @@ def insert_draw() -> Insert:
 
 
 @cache
+def insert_known_draw() -> Insert:
+    """Insert a draw, given as a dict of its columns with its id."""
+    return insert(draw)
+
+
+@cache
 def insert_draw_groups() -> Insert:
     """Insert the groups of a draw, given as dicts of their columns."""
     return insert(draw_group)

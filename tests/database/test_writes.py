@@ -1,0 +1,116 @@
+"""Rows that are written together, in one statement on PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, delete, event, select
+
+from replaydb import Buffer, EpisodeGroup
+from replaydb.database.schema import (
+    draw,
+    draw_group,
+    episode,
+    episode_group,
+    payload,
+    task,
+    transcript,
+)
+from replaydb.database.statements.draw import insert_draw_groups, insert_known_draw
+from replaydb.database.statements.episode_group import insert_groups, update_each_group
+from replaydb.database.statements.payload import (
+    insert_episodes,
+    insert_payloads,
+    insert_transcripts,
+)
+from replaydb.database.statements.task import update_tasks
+from replaydb.database.writes import Write, write_together
+from support.connections import transaction
+from support.groups import episode as an_episode
+from support.groups import group, groups
+
+INSERTS = {
+    episode_group: insert_groups,
+    episode: insert_episodes,
+    payload: insert_payloads,
+    transcript: insert_transcripts,
+    draw: insert_known_draw,
+    draw_group: insert_draw_groups,
+}
+
+
+def rows_of(connection: Connection, table: Any) -> list[dict[str, Any]]:
+    found = connection.execute(select(table).order_by(*table.primary_key)).mappings()
+    return [dict(row) for row in found]
+
+
+@pytest.fixture
+def statements() -> list[str]:
+    """Statements that `write_together` ran."""
+    return []
+
+
+def write(connection: Connection, writes: list[Write], statements: list[str]) -> None:
+    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        statements.append(sql)
+
+    event.listen(connection, "before_cursor_execute", record)
+    write_together(connection, writes)
+    event.remove(connection, "before_cursor_execute", record)
+
+
+async def test_inserted_rows_have_the_given_values(
+    buffer: Buffer, url: str, engine_name: str, statements: list[str]
+) -> None:
+    """Rows of every type of column, with missing values, are deleted and inserted again."""
+    odd = an_episode(1.0, text="grüße \0 🎲", metadata={"a": [1, None, {"b": "ü"}], "c": 1e300})
+    code = EpisodeGroup("code", [odd], tags={"x": "ü", "y": [1, 2.5]})
+    await buffer.put([group(priority=0.0), code])
+    await buffer.put(groups(3, version=7))
+    await buffer.sample(3)
+
+    def again(connection: Connection) -> None:
+        before = {table: rows_of(connection, table) for table in INSERTS}
+        assert all(before.values())
+        for table in reversed(INSERTS):
+            connection.execute(delete(table))
+        writes = [Write(INSERTS[table](), rows) for table, rows in before.items()]
+        write(connection, writes, statements)
+        assert {table: rows_of(connection, table) for table in INSERTS} == before
+
+    async with transaction(url) as connection:
+        await connection.run_sync(again)
+    assert len(statements) == (1 if engine_name == "postgresql" else len(INSERTS))
+
+
+async def test_each_row_is_updated_by_its_id(
+    buffer: Buffer, url: str, engine_name: str, statements: list[str]
+) -> None:
+    first, second, third = await buffer.put(groups(3))
+    infinite = float("inf")
+    changes = [
+        {"group_id": second, "priority": 2.5, "priority_key": infinite, "status_reason": None},
+        {"group_id": first, "priority": 1.5, "priority_key": 7.0, "status_reason": "why"},
+    ]
+
+    def update_both(connection: Connection) -> None:
+        [task_id] = connection.scalars(select(task.c.id))
+        writes = [
+            Write(update_each_group(), changes),
+            Write(insert_draw_groups(), ()),
+            Write(update_tasks(), [{"task_id": task_id, "num_sampled": 9}]),
+        ]
+        with connection.begin_nested() as changed:
+            write(connection, writes, statements)
+            found = {row["id"]: row for row in rows_of(connection, episode_group)}
+            assert connection.scalar(select(task.c.num_sampled)) == 9
+            changed.rollback()
+        columns = ("priority", "priority_key", "status_reason")
+        assert [found[second][name] for name in columns] == [2.5, infinite, None]
+        assert [found[first][name] for name in columns] == [1.5, 7.0, "why"]
+        assert found[third]["priority"] == 1.0
+
+    async with transaction(url) as connection:
+        await connection.run_sync(update_both)
+    assert len(statements) == (1 if engine_name == "postgresql" else 2)
