@@ -16,7 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.databases import databases
 from benchmarks.options import Options
 from benchmarks.progress import progress
-from benchmarks.registry import BENCHMARKS, WITHOUT_ENGINE
+from benchmarks.registry import BENCHMARKS, ONLY_POSTGRESQL, WITHOUT_ENGINE
 from benchmarks.results import TOTAL_TIME, Result, machine, to_json, to_table
 
 ENGINES = {
@@ -36,6 +36,8 @@ async def measure(
     """Run benchmarks on engines. Append results as they come, and facts about the databases."""
     for name in names:
         for engine in [""] if name in WITHOUT_ENGINE else engines:
+            if name in ONLY_POSTGRESQL and engine != "postgresql":
+                continue
             with progress(f"{name} {engine}".strip()) as report:
                 async with databases() as made:
                     start = time.perf_counter()

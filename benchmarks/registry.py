@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, neighbors, scale, viewers
+from benchmarks.scaling import advance, neighbors, network, scale, viewers
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "advance": advance.run,
     "viewers": viewers.run,
     "neighbors": neighbors.run,
+    "network": network.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,
@@ -32,3 +33,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 }
 #: Benchmarks without a database, which run once.
 WITHOUT_ENGINE = frozenset({"tensors"})
+#: Benchmarks of a database on another machine.
+ONLY_POSTGRESQL = frozenset({"network"})

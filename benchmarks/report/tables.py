@@ -27,6 +27,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "memory": (("shape", "prefetch", "previous batch"), ("side",)),
     "loop": (("load",), ("side",)),
     "neighbors": (("call", "neighbors"), ("side",)),
+    "network": (("call", "side"), ("column",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
 #: Target for the time of replaydb divided by the time of a peer.
@@ -46,7 +47,7 @@ REPLAYDB = {
     "replaydb-sqlite-files": "SQLite, payloads in files",
     "replaydb-postgresql": "PostgreSQL",
 }
-HEADINGS = {"size": "groups per put", "shape": "episodes x tokens", "how": "tasks"}
+HEADINGS = {"size": "groups per put", "shape": "episodes x tokens", "how": "tasks", "side": "by"}
 
 
 def table(name: str, findings: Findings) -> list[str]:

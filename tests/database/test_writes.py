@@ -89,7 +89,7 @@ async def test_each_row_is_updated_by_its_id(
 ) -> None:
     first, second, third = await buffer.put(groups(3))
     infinite = float("inf")
-    changes = [
+    changes: list[dict[str, Any]] = [
         {"group_id": second, "priority": 2.5, "priority_key": infinite, "status_reason": None},
         {"group_id": first, "priority": 1.5, "priority_key": 7.0, "status_reason": "why"},
     ]

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.__main__ import measure
 from benchmarks.groups import Shape
 from benchmarks.options import Options
-from benchmarks.registry import BENCHMARKS
+from benchmarks.registry import BENCHMARKS, ONLY_POSTGRESQL
 from benchmarks.report.__main__ import draw, filled
 from benchmarks.report.findings import Findings
 from benchmarks.results import from_json, to_json, to_table
@@ -35,6 +35,7 @@ engine, folder, rooms, left_out = sys.argv[1:]
 names = [
     name for name, run in BENCHMARKS.items()
     if run.__module__.split(".")[1] in rooms.split() and name not in left_out.split()
+    and (engine == "postgresql" or name not in ONLY_POSTGRESQL)
 ]
 results, facts = [], {}
 asyncio.run(measure(names, [engine], options, results, facts))
