@@ -9,7 +9,7 @@ import replaydb as rdb
 from replaydb import Store
 from replaydb.database.transactions import ATTEMPTS
 from support.connections import transaction
-from support.groups import group
+from support.groups import group, groups
 
 #: Refuses every task as if another transaction had just inserted it, and counts the attempts.
 TAKEN = """
@@ -60,3 +60,40 @@ async def test_violations_that_are_not_retried(
     assert "table task" in message
     assert what in message
     assert attempts < ATTEMPTS
+
+
+BEHIND = "the sequence of table {} is behind"
+
+
+@pytest.mark.parametrize("keep_draws", [None, rdb.Keep(count=1000)])
+async def test_a_draw_whose_id_exists(postgresql_url: str, keep_draws: rdb.Keep | None) -> None:
+    """A retry would take the next id, and hide that the sequence is behind."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math", keep_draws=keep_draws)
+        await buffer.put(groups(4))
+        for _ in range(3):
+            await buffer.sample(2)
+        await set_sequence(postgresql_url, "draw")
+        with pytest.raises(rdb.DatabaseError, match=BEHIND.format("draw")):
+            await buffer.sample(2)
+
+
+async def test_groups_whose_ids_exist(postgresql_url: str) -> None:
+    """A put that needs no new id does not fail."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(2))
+        await set_sequence(postgresql_url, "episode_group")
+        assert await buffer.put(groups(2), on_duplicate="ignore") == ids
+        await set_sequence(postgresql_url, "episode_group")
+        assert await buffer.put(groups(2), on_duplicate="replace") == ids
+        for again in (buffer.put(groups(2), on_duplicate="renew"), buffer.put(groups(3, "code"))):
+            await set_sequence(postgresql_url, "episode_group")
+            with pytest.raises(rdb.DatabaseError, match=BEHIND.format("episode_group")):
+                await again
+
+
+async def set_sequence(url: str, table: str) -> None:
+    """Let a sequence start again, as after a restored backup."""
+    async with transaction(url) as connection:
+        await connection.execute(text(f"SELECT setval('{table}_id_seq', 1, false)"))

@@ -25,7 +25,7 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.task import update_tasks
-from replaydb.database.writes import Write, write_together
+from replaydb.database.writes import MAX_BYTES, Write, write_together
 from support.connections import transaction
 from support.groups import episode as an_episode
 from support.groups import group, groups
@@ -114,3 +114,26 @@ async def test_each_row_is_updated_by_its_id(
     async with transaction(url) as connection:
         await connection.run_sync(update_both)
     assert len(statements) == (1 if engine_name == "postgresql" else 2)
+
+
+async def test_large_rows_are_written_one_table_after_the_other(
+    buffer: Buffer, url: str, statements: list[str]
+) -> None:
+    """An array of them would need their memory once more."""
+    await buffer.put(group("a"))
+    text = "x" * (MAX_BYTES // 2)
+
+    def add(connection: Connection) -> None:
+        [group_id] = connection.scalars(select(episode_group.c.id))
+        texts = [{"group_id": group_id, "position": n, "text": text} for n in range(3)]
+        writes = [
+            Write(insert_transcripts(), texts),
+            Write(update_each_group(), [{"group_id": group_id, "status_reason": "why"}]),
+        ]
+        with connection.begin_nested() as added:
+            write(connection, writes, statements)
+            added.rollback()
+
+    async with transaction(url) as connection:
+        await connection.run_sync(add)
+    assert len(statements) == 2

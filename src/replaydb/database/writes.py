@@ -6,9 +6,29 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, Connection, Insert, Update, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    Connection,
+    DateTime,
+    Insert,
+    Numeric,
+    String,
+    Text,
+    Update,
+    bindparam,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.types import Integer, TypeEngine
 
 from replaydb.database.prepared import Bound, execute, execute_many
+
+#: More bytes are written one table after the other: an array would hold them in memory once more,
+#: and PostgreSQL limits one message to 1 GB.
+MAX_BYTES = 1 << 20
 
 
 class Write(NamedTuple):
@@ -29,7 +49,8 @@ def write_together(connection: Connection, writes: Sequence[Write]) -> None:
     All parts of one statement read the same snapshot, so no part sees the rows of another.
     """
     writes = [write for write in writes if write.rows]
-    if connection.dialect.name != "postgresql" or len(writes) < 2:
+    is_server = connection.dialect.name == "postgresql"
+    if not is_server or len(writes) < 2 or sum(map(_num_bytes, writes)) > MAX_BYTES:
         for write in writes:
             execute_many(connection, write.statement, write.rows)
         return
@@ -41,6 +62,35 @@ def write_together(connection: Connection, writes: Sequence[Write]) -> None:
         for name in names[number]
     }
     execute(connection, Bound(statement, values))
+
+
+def _num_bytes(write: Write) -> int:
+    """Return the approximate size of those values that can be large."""
+    names = _unlimited(write.statement, tuple(write.rows[0]))
+    values = (row[name] for row in write.rows for name in names)
+    return sum(
+        len(value if isinstance(value, bytes | str) else str(value))
+        for value in values
+        if value is not None
+    )
+
+
+@lru_cache(maxsize=256)
+def _unlimited(statement: Insert | Update, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of texts, bytes and JSON values."""
+    return tuple(
+        name
+        for name in names
+        if not isinstance(kind := _type_of(statement, name), Integer | Numeric | Boolean | DateTime)
+        and getattr(kind, "length", None) is None
+    )
+
+
+def _type_of(statement: Insert | Update, name: str) -> TypeEngine[Any]:
+    """Return the type of a column, or of the id that an update finds a row by."""
+    columns = statement.table.c
+    column = columns.get(name)
+    return (columns.id if column is None else column).type
 
 
 def _parameter(number: int, name: str) -> str:
@@ -64,8 +114,12 @@ def combined(
 def _of_arrays(number: int, statement: Insert | Update, names: tuple[str, ...]) -> Insert | Update:
     """Return the statement for all rows at once, given an array for each name."""
     table = statement.table
-    types = {name: (table.c[name] if name in table.c else table.c.id).type for name in names}  # noqa: SIM401
-    arrays = [bindparam(_parameter(number, name), type_=ARRAY(types[name])) for name in names]
+    types = [_type_of(statement, name) for name in names]
+    arrays = [
+        # A cast to an array of VARCHAR(n) would shorten values, not refuse them.
+        bindparam(_parameter(number, name), type_=ARRAY(Text() if type(kind) is String else kind))
+        for name, kind in zip(names, types, strict=True)
+    ]
     new = func.unnest(*arrays).table_valued(*names, name=f"new_{number}").render_derived()
     if isinstance(statement, Insert):
         return insert(table).from_select(list(names), select(*(new.c[name] for name in names)))

@@ -196,9 +196,9 @@ async def test_a_file_replaced_before_the_commit_is_detected(
         await buffer.put(group())
         identify = SqliteBackend.identify
 
-        def meanwhile(*arguments: Any) -> Any:
+        def meanwhile(*arguments: Any, **named: Any) -> Any:
             replace(path_of(sqlite_url))
-            return identify(*arguments)
+            return identify(*arguments, **named)
 
         monkeypatch.setattr(SqliteBackend, "identify", meanwhile)
         with pytest.raises(rdb.DatabaseUnavailableError, match="replaced"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,14 +66,14 @@ async def test_rebuilding_a_table_does_not_reuse_ids(
         await fill(connection)
     release_next(tmp_path, monkeypatch, FORWARD)
     await migrations.upgrade(sqlite_url)
-    backend = backend_for(sqlite_url)
+    new_ids = partial(backend_for(sqlite_url).identify, buffer_id=1, uids=["new"], renews=False)
     async with transaction(sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
-        assert await connection.run_sync(backend.identify, 1, ["new"]) == ({}, range(100, 101))
+        assert await connection.run_sync(new_ids) == ({}, range(100, 101))
         await connection.execute(text("DELETE FROM episode_group"))
     await migrations.downgrade(sqlite_url, "-1")
     async with transaction(sqlite_url) as connection:
-        assert await connection.run_sync(backend.identify, 1, ["new"]) == ({}, range(100, 101))
+        assert await connection.run_sync(new_ids) == ({}, range(100, 101))
 
 
 async def test_a_failed_upgrade_changes_nothing(

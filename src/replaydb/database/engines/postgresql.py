@@ -396,18 +396,18 @@ class PostgresqlBackend:
         return connection.execute(_NOW).scalar_one()
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
     ) -> tuple[dict[str, int], Sequence[int]]:
         """Take new ids from the sequence of the id column.
 
         Payloads are inserted before their groups, so this checks that no group has the ids already.
         """
         [found] = execute(connection, postgresql_sequences.identify_groups(buffer_id, uids))
-        if found.is_taken:
+        known = dict(zip(found.known_uids or (), found.known_ids or (), strict=True))
+        if found.is_taken and (renews or len(known) < len(uids)):
             reason = postgresql_sequences.explain_behind(episode_group.name)
             raise DatabaseError(f"{self.shown}: {reason}")
-        known = zip(found.known_uids or (), found.known_ids or (), strict=True)
-        return dict(known), list(found.ids or ())
+        return known, list(found.ids or ())
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""

@@ -28,12 +28,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 
 from replaydb.database.prepared import execute, prepared
-from replaydb.database.schema import GENERATED, episode_group, metadata
+from replaydb.database.schema import GENERATED, draw, draw_group, episode_group, metadata
 from replaydb.database.statements.episode_group import select_known_uids
 
 UNIQUE_VIOLATION = "23505"
 
-_GENERATED_KEYS = {one.primary_key.name for one in GENERATED}
+#: Keys with generated ids, and the tables whose sequence generates them. A draw and its groups are
+#: written in one statement, which may find the id of the draw taken in either table.
+_GENERATED_KEYS = {one.primary_key.name: one.name for one in GENERATED} | {
+    draw_group.primary_key.name: draw.name
+}
 #: Keys that callers choose, which another transaction may use first. In contrast, a sequence never
 #: generates an id twice: if a row has it already, the sequence is behind, and a retry would hide
 #: that.
@@ -42,7 +46,7 @@ _CHOSEN_KEYS = {
     for one in metadata.tables.values()
     for key in one.constraints
     if isinstance(key, PrimaryKeyConstraint | UniqueConstraint)
-} - _GENERATED_KEYS
+} - _GENERATED_KEYS.keys()
 
 
 def _sequence_of(name: str) -> str:
@@ -116,7 +120,7 @@ def explain(error: BaseException | None) -> str:
     """Return the message for a unique violation that a retry does not resolve."""
     name, constraint = _violated(error)
     if constraint in _GENERATED_KEYS:
-        return explain_behind(name)
+        return explain_behind(_GENERATED_KEYS[constraint])
     return (
         f"table {name}: {error}, and a retry does not resolve it; run `replaydb doctor`, which "
         "finds constraints that are not replaydb's, and `replaydb verify`"

@@ -187,11 +187,12 @@ class Backend(Protocol):
         """Return the time for leases and deadlines, from one clock for all clients."""
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
     ) -> tuple[dict[str, int], Sequence[int]]:
         """Return the ids of stored groups by uid, and as many new ids as there are uids.
 
-        New ids are ascending. One that is used is never returned again.
+        New ids are ascending. One that is used is never returned again. Groups that are stored need
+        new ids only if the put `renews` them.
         """
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:

@@ -310,7 +310,7 @@ class SqliteBackend:
         return datetime.now(UTC)
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str]
+        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
     ) -> tuple[dict[str, int], Sequence[int]]:
         """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
         found = execute(connection, select_known_uids(buffer_id, uids))

@@ -45,9 +45,6 @@ from replaydb.errors import DuplicateGroupError, ReplayDBError
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 
-#: Larger payloads are sent one after the other, as an array of them would be copied.
-MAX_BYTES_TOGETHER = 1 << 20
-
 #: Values of `on_duplicate` that replace stored content.
 _OVERWRITING = ("replace", "renew")
 
@@ -93,7 +90,8 @@ def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for put in puts for record in put.records]
-    stored, new = scope.backend.identify(connection, scope.buffer_id, uids)
+    renews = any(put.on_duplicate == "renew" for put in puts)
+    stored, new = scope.backend.identify(connection, scope.buffer_id, uids, renews=renews)
     renewing = [put for put in puts if put.on_duplicate == "renew"]
     renewed = {record.uid for put in renewing for record in _known(put, stored)}
     fresh = [uid for uid in uids if uid not in stored or uid in renewed]
@@ -346,11 +344,7 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
         Write(insert_episodes(), episodes),
         Write(insert_transcripts(), texts),
     ]
-    if sum(record.facts["num_bytes"] for _, record in rows) > MAX_BYTES_TOGETHER:
-        for write in writes:
-            execute_many(connection, *write)
-    else:
-        write_together(connection, writes)
+    write_together(connection, writes)
 
 
 def _delete_children(connection: Connection, ids: Sequence[int]) -> None:
