@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
@@ -129,10 +129,12 @@ class _Relay:
             upstream = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
         else:
             upstream = await asyncio.open_connection(self._parts.hostname or "127.0.0.1", port)
-        with suppress(ConnectionError):
+        try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._forward(reader, upstream[1], is_answer=False))
                 both.create_task(self._forward(upstream[0], writer, is_answer=True))
+        except* ConnectionError:
+            pass  # one side has closed the connection
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool
@@ -150,12 +152,12 @@ class _Relay:
                 await writer.drain()
             writer.close()
 
-        delivering = asyncio.ensure_future(deliver())
-        data = b"."
-        while data:
-            data = await reader.read(CHUNK_BYTES)
-            waiting.put_nowait((loop.time() + (self._delay if is_answer else 0.0), data))
-        await delivering
+        async with asyncio.TaskGroup() as delivering:
+            delivering.create_task(deliver())
+            data = b"."
+            while data:
+                data = await reader.read(CHUNK_BYTES)
+                waiting.put_nowait((loop.time() + (self._delay if is_answer else 0.0), data))
 
 
 async def _serve(url: str) -> None:

@@ -263,7 +263,7 @@ class BufferSettings:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether calls delete neither groups nor draws once they are stored."""
+        """Whether puts and draws delete neither groups nor recorded draws."""
         return self.keep_archived is None and self.keep_draws is None and self.on_evict != "delete"
 
     @property

@@ -29,7 +29,7 @@ async def test_two_processes_put_and_sample_for_a_while(
     urls = {sqlite_url: tmp_path / "sqlite", postgresql_url: tmp_path / "postgresql"}
     reports = await asyncio.gather(*(put_and_sample(url, acks) for url, acks in urls.items()))
     for (url, acks), workers in zip(urls.items(), reports, strict=True):
-        assert all(worker["puts"] and worker["sampled"] for worker in workers)
+        assert all(worker["puts"] > 20 and worker["sampled"] > 50 for worker in workers)
         stored = await check_stored(url, acks)
         assert stored == len(acknowledged(acks))
         assert await check_draws(url) == sum(worker["sampled"] for worker in workers)

@@ -44,11 +44,20 @@ class Acks:
         os.write(self._file, "".join(f"{uid}\n" for uid in uids).encode())
 
 
-async def put_repeatedly(buffer: Buffer, acks: Acks, seconds: float = float("inf")) -> int:
-    """Put one to six groups at a time. A uid contains the number of groups of its put."""
+async def put_repeatedly(
+    buffer: Buffer, acks: Acks, seconds: float = float("inf"), least: int = 0
+) -> int:
+    """Put one to six groups at a time. A uid contains the number of groups of its put.
+
+    Args:
+        buffer: The buffer.
+        acks: Where acknowledged uids are noted.
+        seconds: Minimum duration.
+        least: Minimum number of puts, which takes longer on a busy machine.
+    """
     end = time.monotonic() + seconds
     count = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or count < least:
         size = random.randint(1, 6)
         uids = [f"{os.getpid()}-{count}-{i}-of-{size}" for i in range(size)]
         await buffer.put([derived_group(uid) for uid in uids])
@@ -57,11 +66,11 @@ async def put_repeatedly(buffer: Buffer, acks: Acks, seconds: float = float("inf
     return count
 
 
-async def sample_repeatedly(buffer: Buffer, seconds: float = float("inf")) -> int:
-    """Sample in various ways, and check every group."""
+async def sample_repeatedly(buffer: Buffer, seconds: float = float("inf"), least: int = 0) -> int:
+    """Sample in various ways, and check every group. Arguments as of `put_repeatedly`."""
     end = time.monotonic() + seconds
     count = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or count < least:
         policy = random.choice(POLICIES)
         n: Any = random.choice([1, 8, {"math": 3, "code": 2}])
         try:
@@ -78,8 +87,8 @@ async def put_and_sample(url: str, acks: str, seconds: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         puts, sampled = await asyncio.gather(
-            put_repeatedly(buffer, Acks(acks), float(seconds)),
-            sample_repeatedly(buffer, float(seconds)),
+            put_repeatedly(buffer, Acks(acks), float(seconds), least=21),
+            sample_repeatedly(buffer, float(seconds), least=51),
         )
     report(puts=puts, sampled=sampled)
 

@@ -44,7 +44,7 @@ class Write(NamedTuple):
 
 
 def write_together(connection: Connection, writes: Sequence[Write]) -> None:
-    """Write to several tables, none of them twice, in one exchange with a server.
+    """Write to several tables, none of them twice, in one round trip to a server.
 
     All parts of one statement read the same snapshot, so no part sees the rows of another.
     """
