@@ -19,6 +19,7 @@ from sqlalchemy import (
     UpdateBase,
     bindparam,
 )
+from sqlalchemy.util import await_only
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
@@ -93,6 +94,26 @@ def execute(connection: Connection, statement: Executable | Bound[Any]) -> Seque
     return result.all() if result.returns_rows else result.rowcount
 
 
+def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[Any]:
+    """Run a statement that locks rows, and return what it reads once it has the locks.
+
+    On PostgreSQL a statement reads the rows that it does not lock as they were before it waited for
+    the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
+    column, is False the first time; it should return few rows then.
+    """
+    first, last = ({**statement.values, "is_last": is_last} for is_last in (False, True))
+    rows: Sequence[Any]
+    if connection.dialect.name != "postgresql":
+        return cast("Sequence[Any]", execute(connection, Bound(statement.statement, last)))
+    if _is_watched(connection):
+        rows = connection.execute(statement.statement, first).all()
+        rows = connection.execute(statement.statement, last).all()
+    else:
+        plan = _plan(statement.statement, tuple(last), connection.dialect)
+        rows = plan.run_twice(connection, first, last)
+    return [row for row in rows if row.is_last]
+
+
 def execute_many(
     connection: Connection, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]
 ) -> None:
@@ -147,6 +168,38 @@ def _run(
     return rows, cursor
 
 
+def _run_at_once(
+    connection: Connection, sql: str, parameters: Sequence[Sequence[Any]]
+) -> Sequence[Any]:
+    """Run SQL once for each sequence of parameters, in one round trip to PostgreSQL.
+
+    Each run has a snapshot of its own. Returns the driver's rows of all of them.
+    """
+    if not connection.in_transaction():
+        connection.begin()
+    cursor: Any = connection.connection.cursor()
+    adapter: Any = connection.connection.dbapi_connection
+
+    async def run() -> Sequence[Any]:
+        async with adapter._execute_mutex:
+            if adapter._transaction is None:
+                await adapter._start_transaction()
+            try:
+                rows: Sequence[Any] = await adapter.driver_connection.fetchmany(sql, parameters)
+            except Exception as error:
+                adapter._handle_exception(error)
+                raise
+        return rows
+
+    try:
+        rows = await_only(run())
+    except BaseException as error:
+        is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
+        connection._handle_dbapi_exception(error, sql if is_drivers else None, None, cursor, None)
+    cursor.close()
+    return rows
+
+
 class _Plan:
     """A compiled statement.
 
@@ -176,12 +229,24 @@ class _Plan:
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any] | int:
         """Run it. Returns its rows, or the number of rows that it changes."""
-        parameters = [
+        rows, cursor = _run(connection, self.sql, self._parameters(values))
+        return cursor.rowcount if cursor.description is None else self._read(rows, cursor)
+
+    def run_twice(
+        self, connection: Connection, first: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        """Run it with two sets of values, in one round trip, and return the rows of one or both."""
+        if self._make_row is None:  # the driver shows the types of columns only by the usual way
+            self.run(connection, first)
+            return cast("Sequence[Any]", self.run(connection, last))
+        both = self._parameters(first), self._parameters(last)
+        return self._converted(_run_at_once(connection, self.sql, both))
+
+    def _parameters(self, values: Mapping[str, Any]) -> list[Any]:
+        return [
             process if name is None else values[name] if process is None else process(values[name])
             for name, process in self._fillers
         ]
-        rows, cursor = _run(connection, self.sql, parameters)
-        return cursor.rowcount if cursor.description is None else self._read(rows, cursor)
 
     def parameters(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         """Convert rows of values to parameters of the driver."""
@@ -209,6 +274,10 @@ class _Plan:
             ]
             self._readers = [(at, read) for at, read in enumerate(readers) if read is not None]
             self._make_row = cast("Any", namedtuple)("Row", names, rename=True)._make
+        return self._converted(rows)
+
+    def _converted(self, rows: Sequence[Any]) -> Sequence[Any]:
+        assert self._make_row is not None  # noqa: S101
         if not self._readers:
             return [self._make_row(row) for row in rows]
         made = []

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 import replaydb as rdb
 from replaydb.database.engines.postgresql_sequences import identify_groups
 from replaydb.database.filters import at_most_stale, checked
+from replaydb.database.prepared import Bound
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
     IDLE,
@@ -110,6 +111,7 @@ from replaydb.database.statements.tag import (
 )
 from replaydb.database.statements.task import (
     lock_all_tasks,
+    lock_buffer_and_tasks,
     lock_leased_tasks,
     lock_tasks,
     select_available,
@@ -150,6 +152,11 @@ FILTERS = {
     "reward": group.reward_std > 0.1,
     "tag": group.tags["level"].as_string() == "hard",
 }
+
+
+def locking(statement: Bound[Any]) -> Bound[Any]:
+    """Return a statement of `execute_locking` with the value of its last run."""
+    return statement._replace(values={**statement.values, "is_last": True})
 
 
 def group_rows() -> Iterator[dict[str, Any]]:
@@ -716,7 +723,7 @@ async def test_overdue_groups_are_found_by_time(connection: AsyncConnection) -> 
 
 @pytest.mark.parametrize(
     "statement",
-    [select_leased(1, 7), select_leased_among(1, 7, [5, 6]), lock_leased_tasks(1, 7)],
+    [select_leased(1, 7), select_leased_among(1, 7, [5, 6]), locking(lock_leased_tasks(1, 7))],
 )
 async def test_leased_groups_are_found_by_their_lease(
     connection: AsyncConnection, statement: Any
@@ -727,9 +734,14 @@ async def test_leased_groups_are_found_by_their_lease(
 
 
 async def test_available_groups_are_read_from_task_counters(connection: AsyncConnection) -> None:
-    locks = lock_all_tasks(1), lock_tasks(1, TASKS[:2])
-    for statement in (select_available(1), *locks):
-        assert (await plan_of(connection, statement)).tables == {"task"}
+    assert (await plan_of(connection, select_available(1))).tables == {"task"}
+    for lock in (
+        lock_all_tasks(1, True),
+        lock_tasks(1, TASKS[:2], True),
+        lock_buffer_and_tasks(1, False),
+    ):
+        plan = await plan_of(connection, locking(lock))
+        assert not plan.tables & {"episode_group", "payload"}, plan.text
     plan = await plan_of(connection, select_task_counters(1))
     assert plan.indexes >= {"ix_episode_group_comparable_version"}, plan.text
     assert plan.scans <= {"task"}, plan.text
@@ -773,7 +785,7 @@ async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -
     def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
         statements.append(sql)
 
-    task_states = await connection.run_sync(tasks.lock, 1)
+    _, task_states = await connection.run_sync(tasks.lock, lock_all_tasks(1, False))
     event.listen(connection.sync_connection, "before_cursor_execute", record)
     await connection.run_sync(tasks.save, list(task_states.values()))
     (update,) = statements

@@ -17,7 +17,6 @@ from replaydb.database.statements.buffer import (
     select_buffer,
     select_buffer_named,
     select_buffer_names,
-    select_buffer_to_draw,
     select_buffers,
     select_run,
     select_runs,
@@ -125,28 +124,26 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
     execute_many(connection, insert_buffer(), [values])
 
 
-def state(
-    connection: Connection, buffer_id: int, name: str, *, lock: bool = False, draws: bool = False
-) -> BufferRow:
-    """Return the current row of a buffer.
-
-    Args:
-        connection: Connection of the transaction.
-        buffer_id: Id of the buffer.
-        name: Its name.
-        lock: Lock it.
-        draws: If it is not locked, also generate the id of a draw, on engines that can.
+def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
+    """Return the current row of a buffer, locked or not.
 
     Raises:
         UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because the
             database was replaced by an older state.
     """
-    unlocked = select_buffer_to_draw if draws else select_buffer
-    statement = lock_buffer if lock else unlocked
-    rows = execute(connection, statement(buffer_id))
-    if not rows or rows[0].name != name:
+    rows = execute(connection, (lock_buffer if lock else select_buffer)(buffer_id))
+    return checked(rows[0] if rows else None, name)
+
+
+def checked(row: Any, name: str) -> BufferRow:
+    """Return a row that was read by the id of a buffer.
+
+    Raises:
+        UnknownBufferError: There is none, or it is of another buffer: see `state`.
+    """
+    if row is None or row.name != name:
         raise UnknownBufferError(name)
-    return BufferRow.of(rows[0])
+    return BufferRow.of(row)
 
 
 def begin_snapshot(connection: Connection, buffer_id: int) -> None:

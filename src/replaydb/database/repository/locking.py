@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import LostRaceError
+from replaydb.database.prepared import Bound
 from replaydb.database.repository import (
     buffers,
     history,
@@ -23,9 +25,15 @@ from replaydb.database.repository import (
     packs,
     tasks,
 )
-from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, Scope
-from replaydb.database.repository.tasks import TaskState
+from replaydb.database.statements.task import (
+    lock_aging_tasks,
+    lock_all_tasks,
+    lock_buffer_and_tasks,
+    lock_expiring_tasks,
+    lock_leased_tasks,
+    lock_tasks,
+)
 
 
 @contextmanager
@@ -52,17 +60,14 @@ def tasks_locked(
     """
     cached = scope.row.settings
     if cached.is_exclusive:
-        # The buffer first. A transaction that inserts a task locks it too, so no task is missed.
-        row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
-        task_states = tasks.lock(connection, scope.buffer_id)
+        statement = lock_buffer_and_tasks(scope.buffer_id, draws)
+    elif names is None:
+        statement = lock_all_tasks(scope.buffer_id, draws)
     else:
-        task_states = tasks.lock(connection, scope.buffer_id, names)
-        # Read while the locks are held, so no other transaction can advance the policy.
-        row = buffers.state(connection, scope.buffer_id, scope.buffer_name, draws=draws)
-    scope.row = row
-    if row.settings.is_exclusive != cached.is_exclusive:
-        raise LostRaceError("another transaction changed settings that determine the locks")
-    with _writing_back(connection, scope, row, task_states) as buffer:
+        statement = lock_tasks(scope.buffer_id, sorted(names), draws)
+    with _locked(connection, scope, statement) as buffer:
+        if buffer.settings.is_exclusive != cached.is_exclusive:
+            raise LostRaceError("another transaction changed settings that determine the locks")
         maintenance.sweep(buffer)
         yield buffer
 
@@ -70,18 +75,14 @@ def tasks_locked(
 @contextmanager
 def buffer_locked(connection: Connection, scope: Scope) -> Iterator[LockedBuffer]:
     """Lock the buffer and all its tasks."""
-    row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
-    task_states = tasks.lock(connection, scope.buffer_id)
-    with _writing_back(connection, scope, row, task_states) as buffer:
+    with _locked(connection, scope, lock_buffer_and_tasks(scope.buffer_id, False)) as buffer:
         yield buffer
 
 
 @contextmanager
 def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterator[LockedBuffer]:
     """Lock the tasks of the groups of a lease."""
-    task_states = tasks.lock_leased(connection, scope.buffer_id, lease_id)
-    row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
-    with _writing_back(connection, scope, row, task_states) as buffer:
+    with _locked(connection, scope, lock_leased_tasks(scope.buffer_id, lease_id)) as buffer:
         yield buffer
 
 
@@ -90,16 +91,17 @@ def behind_locked(
     connection: Connection, scope: Scope, most: int, *, expiring: bool
 ) -> Iterator[LockedBuffer]:
     """Lock up to `most` tasks that are behind the policy version: see `aging`."""
-    task_states = tasks.lock_some_behind(connection, scope.buffer_id, most, expiring=expiring)
-    row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
-    with _writing_back(connection, scope, row, task_states) as buffer:
+    lock = lock_expiring_tasks if expiring else lock_aging_tasks
+    with _locked(connection, scope, lock(scope.buffer_id, most)) as buffer:
         yield buffer
 
 
 @contextmanager
-def _writing_back(
-    connection: Connection, scope: Scope, row: BufferRow, task_states: dict[str, TaskState]
-) -> Iterator[LockedBuffer]:
+def _locked(connection: Connection, scope: Scope, statement: Bound[Any]) -> Iterator[LockedBuffer]:
+    """Lock tasks, and perhaps the buffer, with a statement. Write changes back at the end."""
+    found, task_states = tasks.lock(connection, statement)
+    # Read while the locks are held, so no other transaction can advance the policy.
+    row = scope.row = buffers.checked(found, scope.buffer_name)
     scope.on_read(row)
     scope.messages.clear()  # a transaction that lost a race is run again
     before = {name: replace(task) for name, task in task_states.items()}

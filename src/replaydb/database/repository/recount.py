@@ -13,6 +13,7 @@ from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.statements.recount import recount_tasks
+from replaydb.database.statements.task import lock_buffer_and_tasks
 
 #: Columns of a task that can be computed from its groups.
 COUNTED = (
@@ -43,8 +44,9 @@ def repair_counters(connection: Connection, buffer_id: int, buffer_name: str) ->
     Returns:
         The number of tasks that had wrong counters.
     """
-    buffers.state(connection, buffer_id, buffer_name, lock=True)
-    wrong = _wrong(connection, buffer_id, tasks.lock(connection, buffer_id))
+    row, task_states = tasks.lock(connection, lock_buffer_and_tasks(buffer_id, False))
+    buffers.checked(row, buffer_name)
+    wrong = _wrong(connection, buffer_id, task_states)
     tasks.save(connection, [task for task, _ in wrong.values()])
     return len(wrong)
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import Bound, execute, execute_locking
 from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.statements.candidates import Clock, Partition, shift_keys
 from replaydb.database.statements.task import (
-    lock_aging_tasks,
-    lock_all_tasks,
-    lock_expiring_tasks,
-    lock_leased_tasks,
-    lock_tasks,
     select_tasks,
     select_total_weight,
     update_tasks,
@@ -201,30 +197,20 @@ def waiting_times(
         return np.where(weights > 0.0, variates / weights, np.inf)
 
 
-def lock(
-    connection: Connection, buffer_id: int, names: Collection[str] | None = None
-) -> dict[str, TaskState]:
-    """Lock some or all tasks until the transaction ends. Tasks that do not exist are omitted."""
-    statement = lock_all_tasks(buffer_id) if names is None else lock_tasks(buffer_id, sorted(names))
-    return _task_states(execute(connection, statement))
+def lock(connection: Connection, statement: Bound[Any]) -> tuple[Any, dict[str, TaskState]]:
+    """Lock tasks until the transaction ends. Tasks that do not exist are omitted.
+
+    Returns:
+        The row of their buffer, or None if it does not exist, and the tasks by name.
+    """
+    rows = execute_locking(connection, statement)
+    locked = (row for row in rows if row.task_id is not None)
+    return rows[0] if rows else None, _task_states(locked)
 
 
 def read(connection: Connection, buffer_id: int) -> dict[str, TaskState]:
     """Read all tasks without locking them."""
     return _task_states(execute(connection, select_tasks(buffer_id)))
-
-
-def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskState]:
-    """Lock the tasks of the groups of a lease."""
-    return _task_states(execute(connection, lock_leased_tasks(buffer_id, lease_id)))
-
-
-def lock_some_behind(
-    connection: Connection, buffer_id: int, most: int, *, expiring: bool
-) -> dict[str, TaskState]:
-    """Lock up to `most` tasks that are expiring, or whose column `staleness` is behind."""
-    statement = lock_expiring_tasks if expiring else lock_aging_tasks
-    return _task_states(execute(connection, statement(buffer_id, most)))
 
 
 class _TaskStates(dict[str, TaskState]):
@@ -234,12 +220,14 @@ class _TaskStates(dict[str, TaskState]):
         )
 
 
-def _task_states(rows: Iterable[Row[Any]]) -> dict[str, TaskState]:
+def _task_states(rows: Iterable[Any]) -> dict[str, TaskState]:
     task_states = _TaskStates()
     for row in rows:
-        facts = row._asdict()
-        task_states[row.task_name] = TaskState(task_id=facts.pop("id"), **facts)
+        task_states[row.task_name] = TaskState(*_VALUES(row))
     return task_states
+
+
+_VALUES = attrgetter(*(field.name for field in fields(TaskState)))
 
 
 def set_back_if_late(

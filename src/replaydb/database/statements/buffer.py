@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Insert, Select, Update, func, insert, select, true, update
 
-from replaydb.database.expressions import next_draw_id, server_time
+from replaydb.database.expressions import server_time
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     buffer,
@@ -19,10 +19,11 @@ from replaydb.database.schema import (
     run,
 )
 
-#: Rows of buffers, with whether new payloads are stored outside the database.
-_select_buffer = select(
-    buffer, payload_place.c.id.is_not(None).label("uses_payload_store")
-).select_from(buffer.outerjoin(payload_place, true()))
+#: Buffers, with the place of payloads outside the database, if there is one.
+BUFFERS = buffer.outerjoin(payload_place, true())
+#: Whether new payloads are stored outside the database.
+USES_PAYLOAD_STORE = payload_place.c.id.is_not(None).label("uses_payload_store")
+_select_buffer = select(buffer, USES_PAYLOAD_STORE).select_from(BUFFERS)
 
 
 def select_run(name: str) -> Select[Any]:
@@ -51,12 +52,6 @@ def select_buffer(buffer_id: Any) -> Select[Any]:
     """Select the row of a buffer by id, and the time."""
     timed = _select_buffer.add_columns(server_time().label("read_at"))
     return timed.where(buffer.c.id == buffer_id)
-
-
-@prepared
-def select_buffer_to_draw(buffer_id: Any) -> Select[Any]:
-    """As `select_buffer`, with an id for a draw."""
-    return select_buffer.build(buffer_id).add_columns(next_draw_id().label("draw_id"))
 
 
 @prepared

@@ -1,16 +1,36 @@
-"""Statements on tasks: locks, clocks and counters."""
+"""Statements on tasks: locks of tasks and their buffer, clocks and counters."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy import (
+    Boolean,
+    Insert,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    case,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
 
-from replaydb.database.expressions import among
+from replaydb.database.expressions import among, next_draw_id, server_time
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import group, task
+from replaydb.database.schema import buffer, group, task
+from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE
 from replaydb.episodes import GroupStatus
+
+#: Columns of a buffer whose values may be large.
+_LARGE = {"settings", "pending_tags"}
+_IS_LAST = bindparam("is_last", type_=Boolean())
 
 
 def select_task_names(buffer_id: int) -> Select[str]:
@@ -25,44 +45,94 @@ def insert_tasks() -> Insert:
 
 
 @prepared
-def lock_tasks(buffer_id: Any, names: Any) -> Select[Any]:
-    """Select and lock some tasks, always in the same order, to avoid deadlocks.
+def lock_tasks(buffer_id: Any, names: Any, draws: Any) -> Select[Any]:
+    """Lock some tasks, always in the same order, to avoid deadlocks. Select them and the buffer.
 
     Rows that refer to a locked row can still be inserted (`key_share`), as for buffers: a foreign
     key check must not wait for a lock that may itself wait for its transaction.
+
+    Each row has a task and its buffer. If there are no such tasks, there is one row, with NULL in
+    the columns of the task. Only the first row has the buffer's JSON values.
     """
-    return lock_all_tasks.build(buffer_id).where(among(task.c.task_name, names))
+    some = select_tasks.build(buffer_id).where(among(task.c.task_name, names))
+    return _locked(some, buffer_id, draws)
 
 
 @prepared
-def lock_all_tasks(buffer_id: Any) -> Select[Any]:
+def lock_all_tasks(buffer_id: Any, draws: Any) -> Select[Any]:
     """As `lock_tasks`, for all tasks."""
-    return select_tasks.build(buffer_id).with_for_update(key_share=True)
+    return _locked(select_tasks.build(buffer_id), buffer_id, draws)
+
+
+@prepared
+def lock_buffer_and_tasks(buffer_id: Any, draws: Any) -> Select[Any]:
+    """As `lock_all_tasks`, with a lock of the buffer, which is taken first."""
+    mine = select(buffer.c.id).where(buffer.c.id == buffer_id)
+    held = mine.with_for_update(key_share=True).cte("held")
+    every = select_tasks.build(buffer_id).where(task.c.buffer_id == held.c.id)
+    return _locked(every, buffer_id, draws).where(buffer.c.id == held.c.id)
 
 
 @prepared
 def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """As `lock_tasks`, for the tasks of the groups of a lease."""
     names = select(group.task_name).where(group.lease_id == lease_id)
-    return lock_all_tasks.build(buffer_id).where(task.c.task_name.in_(names))
+    some = select_tasks.build(buffer_id).where(task.c.task_name.in_(names))
+    return _locked(some, buffer_id, false())
 
 
 @prepared
 def lock_expiring_tasks(buffer_id: Any, most: Any) -> Select[Any]:
     """As `lock_tasks`, for up to `most` tasks that may have groups that are too stale."""
-    return lock_all_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
+    some = select_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
+    return _locked(some, buffer_id, false())
 
 
 @prepared
 def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
     """As `lock_tasks`, for up to `most` tasks whose column `staleness` is behind."""
-    return lock_all_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
+    some = select_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
+    return _locked(some, buffer_id, false())
+
+
+def _locked(tasks: Select[Any], buffer_id: Any, draws: Any) -> Select[Any]:
+    """Select tasks, locked, with their buffer; the first time only the first of them.
+
+    See `execute_locking`.
+    """
+    locked = tasks.with_for_update(key_share=True, of=task).cte("locked")
+    first = select(func.min(locked.c.task_id)).scalar_subquery()  # reads all, and so locks them
+    is_first = or_(locked.c.task_id.is_(None), locked.c.task_id == first)
+    of_buffer = (
+        case((is_first, column)).label(column.name) if column.name in _LARGE else column
+        for column in buffer.c
+    )
+    draw_id = (
+        select(next_draw_id())
+        .where(and_(_IS_LAST, type_coerce(draws, Boolean())))
+        .scalar_subquery()
+    )
+    return (
+        select(
+            *of_buffer,
+            USES_PAYLOAD_STORE,
+            *locked.c,
+            server_time().label("read_at"),
+            draw_id.label("draw_id"),
+            _IS_LAST.label("is_last"),
+        )
+        .select_from(BUFFERS.outerjoin(locked, or_(_IS_LAST, locked.c.task_id == first)))
+        .where(buffer.c.id == buffer_id)
+        .order_by(locked.c.task_id)
+    )
 
 
 @prepared
 def select_tasks(buffer_id: Any) -> Select[Any]:
     """Select all tasks in the same order, without locks."""
-    return select(task).where(task.c.buffer_id == buffer_id).order_by(task.c.id)
+    others = (column for column in task.c if column is not task.c.id)
+    every = select(task.c.id.label("task_id"), *others)
+    return every.where(task.c.buffer_id == buffer_id).order_by(task.c.id)
 
 
 def select_available(buffer_id: int) -> Select[Any]:
