@@ -19,7 +19,7 @@ from replaydb.database.schema import pack, payload, payload_place
 from replaydb.packs import PackDamage, PayloadStore, Range
 from support.connections import transaction
 from support.damage import damage, pack_file
-from support.groups import episode, group, groups
+from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants, number_of
 
 
@@ -70,6 +70,10 @@ async def packs_entered(url: str, count: int) -> None:
 
 def num_files(folder: Path, pattern: str = "*") -> int:
     return len(list(folder.rglob(pattern)))
+
+
+def file_sizes(folder: Path) -> list[int]:
+    return sorted(one.stat().st_size for one in folder.rglob("*.pack"))
 
 
 def move(folder: Path, there: Path) -> None:
@@ -244,6 +248,16 @@ async def test_a_draw_can_be_read_during_the_grace_period(
     assert await number_of(url, pack) == 1
     await _remove_all(store, url)
     assert await number_of(url, pack) == 0
+
+
+async def test_the_size_of_a_pack_is_that_of_its_file(
+    buffer: Buffer, url: str, folder: Path
+) -> None:
+    await buffer.put([group(), long_group("long", 2000)])
+    await buffer.put([long_group("longer", 3000), group()])
+    async with transaction(url) as connection:
+        sizes = await connection.scalars(select(pack.c.num_bytes))
+    assert sorted(sizes) == file_sizes(folder)
 
 
 async def test_a_pack_is_deleted_with_its_last_reference(

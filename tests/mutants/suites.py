@@ -71,6 +71,7 @@ _ENGINES = "database/engines database/test_transactions.py buffer/test_wakes.py 
 _SUITES = {
     "codec/": _suite("codec", "batch"),
     "batch/": _suite("batch", "codec test_checks.py buffer/leasing/test_regeneration.py"),
+    "batch/stored": _suite("buffer/putting/test_put.py batch", "buffer/leasing"),
     "buffer/": _suite("test_checks.py", _CALLS),
     "buffer/putting": _suite("buffer/putting", _CALLS),
     "buffer/pacing": _suite("buffer/test_pacing.py buffer/test_rate_limits.py", "buffer/putting"),
@@ -89,9 +90,12 @@ _SUITES = {
     "database/revisions": _suite("database/migrations", engine=BOTH),
     "database/schema": _suite("database/migrations/test_schema.py", _CALLS),
     "database/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
+    "database/writes": _suite("database/test_writes.py", _CALLS, BOTH),
     "database/views": _suite("analysis", "database/migrations/test_schema.py"),
     "database/engines/": _suite(_ENGINES, engine=BOTH),
-    "database/engines/postgresql": _suite(_ENGINES, engine=POSTGRESQL),
+    "database/engines/postgresql": _suite(
+        "database/test_failover.py operations/test_copy.py", _ENGINES, POSTGRESQL
+    ),
     "database/engines/postgresql_checkup": _suite("operations", engine=POSTGRESQL),
     "database/engines/postgresql_commits": _suite(
         "database/test_lost_answers.py database/test_failover.py", _ENGINES, POSTGRESQL

@@ -83,12 +83,11 @@ def first_of_all(
     limit: int,
     eligible: ColumnElement[bool] | None = None,
 ) -> list[Any]:
-    """Return the first groups of several partitions, merged in order."""
+    """Return the first groups of several partitions, merged; of equals the oldest first."""
     rows = [
         row
         for partition in partitions
         for row in first(connection, partition, order, limit, eligible)
     ]
-    sign = -1 if order.newest_first else 1
-    rows.sort(key=lambda row: (sort_key(order, row), sign * row.id))
+    rows.sort(key=lambda row: (sort_key(order, row), row.id))
     return rows[:limit]
