@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import (
+    Boolean,
     Connection,
     Delete,
     Integer,
@@ -23,12 +24,19 @@ from sqlalchemy import (
     insert,
     select,
     table,
+    true,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
 from replaydb.database.engines import backend_for
-from replaydb.database.prepared import execute, execute_many, inserted_id, prepared
+from replaydb.database.prepared import (
+    execute,
+    execute_locking,
+    execute_many,
+    inserted_id,
+    prepared,
+)
 from replaydb.database.schema import run
 from replaydb.database.transactions import Database
 from support.connections import transaction
@@ -150,18 +158,24 @@ async def test_errors_are_those_of_sqlalchemy(url: str) -> None:
         assert "run-0" not in str(failed.value.params)
 
 
-async def test_statements_work_after_a_table_was_changed(own_postgresql_url: str) -> None:
+@pytest.mark.parametrize("read", [execute, execute_locking])
+async def test_statements_work_after_a_table_was_changed(
+    own_postgresql_url: str, read: Any
+) -> None:
     """Prepared statements then fail, and the call is run again on a new connection."""
     database = Database(backend_for(own_postgresql_url))
-    changing = prepared(lambda least: select(NUMBERS).where(NUMBERS.c.number >= least))
+    is_last = bindparam("is_last", type_=Boolean()) if read is execute_locking else true()
+    columns = NUMBERS.c.number, is_last.label("is_last")
+    changing = prepared(lambda least: select(*columns).where(NUMBERS.c.number >= least))
 
     def change(sql: str) -> Awaitable[object]:
         return database.write(lambda connection: connection.exec_driver_sql(sql))
 
     await change("CREATE TABLE numbers AS SELECT CAST(7 AS integer) AS number")
-    assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+    for _ in range(2):
+        assert len(await database.read(lambda it: read(it, changing(7)))) == 1
     await change("ALTER TABLE numbers ALTER COLUMN number TYPE bigint")
-    assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+    assert len(await database.read(lambda it: read(it, changing(7)))) == 1
     await database.close()
 
 

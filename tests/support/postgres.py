@@ -37,6 +37,10 @@ _DISCONNECT_OTHERS = (
     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
+_WAITING_SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 _SIZE = (
     "SELECT sum(pg_total_relation_size(oid)) FROM pg_class "
     "WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
@@ -91,6 +95,16 @@ class PostgresServer:
 
     def fetch_int(self, url: str, sql: str) -> int:
         return int(self._run(url, lambda connection: connection.fetchval(sql)))
+
+    async def is_blocked(self, url: str) -> bool:
+        """Whether a session of the database waits for a lock."""
+        return bool(await asyncio.to_thread(self.fetch_int, url, _WAITING_SESSIONS))
+
+    async def until_blocked(self, url: str) -> None:
+        """Wait until a session of the database waits for a lock."""
+        async with asyncio.timeout(20):
+            while not await self.is_blocked(url):  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.01)
 
     def close(self) -> None:
         for name in tuple(self._databases):

@@ -101,17 +101,17 @@ def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[A
     the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
     column, is False the first time; it should return few rows then.
     """
-    first, last = ({**statement.values, "is_last": is_last} for is_last in (False, True))
-    rows: Sequence[Any]
-    if connection.dialect.name != "postgresql":
-        return cast("Sequence[Any]", execute(connection, Bound(statement.statement, last)))
-    if _is_watched(connection):
-        rows = connection.execute(statement.statement, first).all()
-        rows = connection.execute(statement.statement, last).all()
-    else:
-        plan = _plan(statement.statement, tuple(last), connection.dialect)
-        rows = plan.run_twice(connection, first, last)
-    return [row for row in rows if row.is_last]
+    first, last = (
+        Bound(statement.statement, {**statement.values, "is_last": is_last})
+        for is_last in (False, True)
+    )
+    if connection.dialect.name == "postgresql":
+        plan = _plan(statement.statement, tuple(last.values), connection.dialect)
+        if plan.has_run and not _is_watched(connection):
+            rows = plan.run_each(connection, [first.values, last.values])
+            return [row for row in rows if row.is_last]
+        execute(connection, first)
+    return cast("Sequence[Any]", execute(connection, last))
 
 
 def execute_many(
@@ -147,9 +147,21 @@ def _is_watched(connection: Connection) -> bool:
 
 
 def _run(
-    connection: Connection, sql: str, parameters: Sequence[Any], *, many: bool = False
+    connection: Connection,
+    sql: str,
+    parameters: Sequence[Any],
+    *,
+    many: bool = False,
+    each: bool = False,
 ) -> tuple[Sequence[Any], Any]:
     """Run SQL on the driver, in a transaction, and raise the errors that SQLAlchemy would raise.
+
+    Args:
+        connection: The connection.
+        sql: A statement with the placeholders of the dialect.
+        parameters: Its parameters.
+        many: They are several sequences of parameters, for a statement without rows.
+        each: They are several sequences of parameters, for `_fetch_each`.
 
     Returns:
         The driver's rows, and the cursor that describes them.
@@ -158,8 +170,11 @@ def _run(
         connection.begin()
     cursor = connection.connection.cursor()
     try:
-        (cursor.executemany if many else cursor.execute)(sql, parameters)
-        rows = cursor.fetchall() if cursor.description else ()
+        if each:
+            rows = _fetch_each(cursor, sql, parameters)
+        else:
+            (cursor.executemany if many else cursor.execute)(sql, parameters)
+            rows = cursor.fetchall() if cursor.description else ()
     except BaseException as error:
         # This also detects a lost connection. Only errors of the driver are wrapped.
         is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
@@ -168,19 +183,15 @@ def _run(
     return rows, cursor
 
 
-def _run_at_once(
-    connection: Connection, sql: str, parameters: Sequence[Sequence[Any]]
-) -> Sequence[Any]:
-    """Run SQL once for each sequence of parameters, in one round trip to PostgreSQL.
+def _fetch_each(cursor: Any, sql: str, parameters: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Run SQL once for each sequence of parameters, in one round trip, and return all rows.
 
-    Each run has a snapshot of its own. Returns the driver's rows of all of them.
+    Each run has a snapshot of its own. Only asyncpg can do this, and SQLAlchemy's adapter of it has
+    no such method. Otherwise this does what its `execute` does.
     """
-    if not connection.in_transaction():
-        connection.begin()
-    cursor: Any = connection.connection.cursor()
-    adapter: Any = connection.connection.dbapi_connection
+    adapter = cursor._adapt_connection
 
-    async def run() -> Sequence[Any]:
+    async def fetch() -> Sequence[Any]:
         async with adapter._execute_mutex:
             if adapter._transaction is None:
                 await adapter._start_transaction()
@@ -191,13 +202,7 @@ def _run_at_once(
                 raise
         return rows
 
-    try:
-        rows = await_only(run())
-    except BaseException as error:
-        is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
-        connection._handle_dbapi_exception(error, sql if is_drivers else None, None, cursor, None)
-    cursor.close()
-    return rows
+    return await_only(fetch())
 
 
 class _Plan:
@@ -232,15 +237,17 @@ class _Plan:
         rows, cursor = _run(connection, self.sql, self._parameters(values))
         return cursor.rowcount if cursor.description is None else self._read(rows, cursor)
 
-    def run_twice(
-        self, connection: Connection, first: Mapping[str, Any], last: Mapping[str, Any]
+    @property
+    def has_run(self) -> bool:
+        """Whether it has returned rows before, so that the driver's types are known."""
+        return self._make_row is not None
+
+    def run_each(
+        self, connection: Connection, several: Sequence[Mapping[str, Any]]
     ) -> Sequence[Any]:
-        """Run it with two sets of values, in one round trip, and return the rows of one or both."""
-        if self._make_row is None:  # the driver shows the types of columns only by the usual way
-            self.run(connection, first)
-            return cast("Sequence[Any]", self.run(connection, last))
-        both = self._parameters(first), self._parameters(last)
-        return self._converted(_run_at_once(connection, self.sql, both))
+        """Run it several times in one round trip (see `_fetch_each`), after it `has_run`."""
+        parameters = [self._parameters(values) for values in several]
+        return self._convert(_run(connection, self.sql, parameters, each=True)[0])
 
     def _parameters(self, values: Mapping[str, Any]) -> list[Any]:
         return [
@@ -274,9 +281,9 @@ class _Plan:
             ]
             self._readers = [(at, read) for at, read in enumerate(readers) if read is not None]
             self._make_row = cast("Any", namedtuple)("Row", names, rename=True)._make
-        return self._converted(rows)
+        return self._convert(rows)
 
-    def _converted(self, rows: Sequence[Any]) -> Sequence[Any]:
+    def _convert(self, rows: Sequence[Any]) -> Sequence[Any]:
         assert self._make_row is not None  # noqa: S101
         if not self._readers:
             return [self._make_row(row) for row in rows]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,11 +22,6 @@ from support.groups import groups
 from support.invariants import check_invariants, group_rows
 from support.postgres import PostgresServer
 from support.proxy import CLOSE, Fate, Message, Proxy, Rule, cut_commits, on_nth, pass_all
-
-WAITS_FOR_A_LOCK = (
-    "SELECT count(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -166,10 +160,7 @@ async def test_a_commit_that_arrives_later(
             await lease_of(buffer, 0.2)
         assert await near.leases() == []
         proxy.rule = pass_all  # stalled connections stay stalled
-        fetch = partial(postgres.fetch_int, postgresql_url, WAITS_FOR_A_LOCK)
-        async with asyncio.timeout(20):
-            while not await asyncio.to_thread(fetch):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await postgres.until_blocked(postgresql_url)
         proxy.heal()
         await lease_of(near, 30)
 

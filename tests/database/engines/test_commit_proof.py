@@ -28,11 +28,6 @@ from support.invariants import number_of
 from support.postgres import PostgresServer
 from support.proxy import Proxy, cut_commits
 
-_WAITING = (
-    "SELECT count(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-)
-
 
 @pytest.fixture
 async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
@@ -54,11 +49,6 @@ def read_outcome(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
     return asyncio.create_task(postgresql_commits.was_committed(engine, about, end))
 
 
-async def is_blocked(postgres: PostgresServer, url: str) -> bool:
-    """Whether a session waits for a lock."""
-    return bool(await asyncio.to_thread(postgres.fetch_int, url, _WAITING))
-
-
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("earlier", [0, 1], ids=["the first", "a later one"])
 async def test_reading_an_outcome_waits_for_the_transaction(
@@ -74,7 +64,7 @@ async def test_reading_an_outcome_waits_for_the_transaction(
     async with begun(engine) as (connection, mine):
         assert mine.number == earlier + 1
         answer = read_outcome(engine, replace(mine, pid=0))  # no session is terminated
-        while not (answer.done() or await is_blocked(postgres, postgresql_url)):  # noqa: ASYNC110
+        while not (answer.done() or await postgres.is_blocked(postgresql_url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await (connection.commit() if commits else connection.rollback())
         assert await answer is commits

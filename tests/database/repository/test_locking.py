@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from replaydb import Capacity, Store
 from replaydb.database import schema
@@ -15,23 +15,17 @@ from support.connections import transaction
 from support.groups import group, groups
 from support.postgres import PostgresServer
 
-WAITS_FOR_A_LOCK = (
-    "SELECT count(*) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-)
 
-
-async def until_blocked(postgres: PostgresServer, url: str) -> None:
-    """Wait until a session waits for a lock."""
-    async with asyncio.timeout(20):
-        while True:
-            if await asyncio.to_thread(postgres.fetch_int, url, WAITS_FOR_A_LOCK):
-                return
-            await asyncio.sleep(0.01)
+async def staleness_of(uid: str, url: str) -> int | None:
+    """Return the column `staleness` of a group."""
+    async with transaction(url) as connection:
+        group_uid = schema.episode_group.c.group_uid
+        stored = select(schema.episode_group.c.staleness).where(group_uid == uid)
+        return await connection.scalar(stored)
 
 
 @pytest.mark.parametrize("capacity", [None, Capacity(groups=100)], ids=["tasks", "buffer as well"])
-async def test_the_buffer_is_read_after_the_wait_for_a_lock(
+async def test_buffer_and_clock_are_read_after_the_wait_for_a_lock(
     postgresql_url: str, postgres: PostgresServer, capacity: Capacity | None
 ) -> None:
     """The policy version advances while a put and a draw wait for the lock of their task."""
@@ -43,16 +37,20 @@ async def test_the_buffer_is_read_after_the_wait_for_a_lock(
             5: lambda: buffer.put(group("late", version=1)),
             9: lambda: buffer.sample(5),
         }
+        times = []
         for version, call in calls.items():
             async with transaction(postgresql_url) as other:
                 for table in (schema.buffer, schema.task):
                     await other.execute(select(table).with_for_update(key_share=True))
                 waiting = asyncio.create_task(call())
-                await until_blocked(postgres, postgresql_url)
+                await postgres.until_blocked(postgresql_url)
                 await other.execute(update(schema.buffer).values(policy_version=version))
+                times.append(await other.scalar(select(func.clock_timestamp())))
                 await other.commit()
             result = await waiting
             if version == 5:
-                sql = "SELECT staleness FROM episode_group WHERE group_uid = 'late'"
-                assert await asyncio.to_thread(postgres.fetch_int, postgresql_url, sql) == 4
+                assert await staleness_of("late", postgresql_url) == 4
+        (late,) = [one for one in result.groups if one.group_uid == "late"]
+        assert late.created_at > times[0]
+        assert late.last_sampled_at > times[1]
         assert set(result.staleness) == {8}
