@@ -195,11 +195,12 @@ async def test_groups_and_tokens(
         await buffer.put([long_group(f"x{i}", 20) for i in range(10)])
 
 
-async def test_bytes(store: Store, url: str) -> None:
+@pytest.mark.parametrize("fits", [2.0, 2.5])
+async def test_bytes(store: Store, url: str, fits: float) -> None:
     buffer = await store.buffer("math")
     await buffer.put(long_group("first", 100))
     (row,) = [await group_row(url, 1)]
-    await buffer.update_settings(capacity=Capacity(bytes=int(2.5 * row["num_bytes"])))
+    await buffer.update_settings(capacity=Capacity(bytes=int(fits * row["num_bytes"])))
     for i in range(4):
         await buffer.put(long_group(f"next-{i}", 100))
     assert await stored(url) == {"next-2", "next-3"}

@@ -62,6 +62,19 @@ async def test_scalars_equal_those_of_a_group_from_one_put(buffer: Buffer, url: 
     assert ours["completed_at"] >= ours["created_at"]
 
 
+async def test_episodes_that_were_added_one_by_one_are_copied_together(store: Store) -> None:
+    first, second = await store.buffer("first"), await store.buffer("second")
+    episodes = [episode(0.5), conversation()]
+    await first.open_group("gsm8k", "g", 2)
+    for one in episodes:
+        await first.add_episode("g", one)
+    (stored,) = (await first.sample(1)).groups
+    await second.put(stored)
+    (copied,) = (await second.sample(1)).groups
+    assert list(copied.episodes) == episodes
+    assert copied == stored
+
+
 async def test_episodes_that_cannot_be_added(buffer: Buffer, url: str) -> None:
     await buffer.open_group("gsm8k", "g", 2)
     with pytest.raises(rdb.DuplicateGroupError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
@@ -137,6 +138,10 @@ def _overwrite(other: str) -> Callable[[Path], None]:
     return happens
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
 def _spoil(path: Path) -> None:
     with path.open("r+b") as file:
         file.write(bytes(100))
@@ -183,7 +188,24 @@ async def test_changed_files_are_detected_before_a_commit(
         assert not {"fifth", "sixth", "seventh"} & found
 
 
-async def test_a_process_that_lost_its_files_does_not_change_new_ones(path: Path) -> None:
+async def test_a_file_that_is_cut_after_a_checkpoint(path: Path) -> None:
+    """It is still larger than before the last commit, which did a checkpoint."""
+    before = _size(path)
+    async with writer(path) as one:
+        for number in itertools.count():
+            await one.put(f"g{number}")
+            if _size(path) > before:
+                break
+        os.truncate(path, (before + _size(path)) // 2)
+        ((_, error),) = await one.put("refused")
+        await one.kill()
+    assert "overwritten or truncated" in str(error)
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
+async def test_a_process_that_lost_its_files_does_not_change_new_ones(
+    path: Path, is_killed: bool
+) -> None:
     """A checkpoint of its old log would overwrite newer pages, and its close delete the new log."""
     async with writer(path) as one:
         await one.put("lost")
@@ -192,7 +214,7 @@ async def test_a_process_that_lost_its_files_does_not_change_new_ones(path: Path
             assert await other.put("late") == [("late", None)]
             ((_, error),) = await one.put("refused")
             assert "another process has made a new one" in str(error)
-            await other.kill()
+            await (other.kill() if is_killed else other.close())
         await one.close()
     assert {"first", "late"} <= await _stored(path)
 

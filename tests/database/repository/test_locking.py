@@ -11,6 +11,7 @@ from sqlalchemy import func, select, update
 
 from replaydb import Capacity, Store
 from replaydb.database import schema
+from replaydb.database.statements.buffer import lock_buffer
 from support.connections import transaction
 from support.groups import group, groups
 from support.postgres import PostgresServer
@@ -54,3 +55,15 @@ async def test_buffer_and_clock_are_read_after_the_wait_for_a_lock(
         assert late.created_at > times[0]
         assert late.last_sampled_at > times[1]
         assert set(result.staleness) == {8}
+
+
+async def test_puts_and_draws_do_not_wait_for_a_locked_buffer(postgresql_url: str) -> None:
+    """What they write refers to the buffer, and its lock does not conflict with that."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group("a"))
+        async with transaction(postgresql_url) as other:
+            await other.execute(lock_buffer.build(1))
+            async with asyncio.timeout(30):
+                await buffer.put(group("b"))
+                await buffer.sample(1)
