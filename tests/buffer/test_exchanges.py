@@ -24,15 +24,15 @@ async def lease_and_ack(buffer: Buffer, number: int) -> None:
 
 
 CALLS: dict[str, tuple[int, Call]] = {
-    "put of one group": (7, lambda it, n: it.put(group(version=n))),
-    "put of fifty groups": (7, lambda it, n: it.put([group(version=n) for _ in range(50)])),
-    "sample": (9, lambda it, n: it.sample(8)),
-    "lease and ack": (19, lease_and_ack),
-    "update_priorities": (6, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
-    "advance_policy": (10, lambda it, n: it.advance_policy(n)),
-    "stats": (6, lambda it, n: it.stats()),
-    "count": (4, lambda it, n: it.count()),
-    "metrics": (8, lambda it, n: it.metrics()),
+    "put of one group": (6, lambda it, n: it.put(group(version=n))),
+    "put of fifty groups": (6, lambda it, n: it.put([group(version=n) for _ in range(50)])),
+    "sample": (8, lambda it, n: it.sample(8)),
+    "lease and ack": (17, lease_and_ack),
+    "update_priorities": (5, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
+    "advance_policy": (11, lambda it, n: it.advance_policy(n)),
+    "stats": (5, lambda it, n: it.stats()),
+    "count": (3, lambda it, n: it.count()),
+    "metrics": (7, lambda it, n: it.metrics()),
     "find": (6, lambda it, n: it.find(limit=8)),
 }
 

@@ -13,6 +13,14 @@ from replaydb import Buffer, Store
 from replaydb.settings import OnAck
 from support.groups import groups, long_group
 
+#: The second and the last are checks for lost commits, and the proof of a commit.
+_OVERHEAD = (
+    "SELECT clock_timestamp",
+    "SELECT now()",
+    "SELECT set_config",
+    "INSERT INTO commit_proof",
+)
+
 
 @contextmanager
 def counted_statements(store: Store) -> Iterator[list[str]]:
@@ -31,13 +39,10 @@ def counted_statements(store: Store) -> Iterator[list[str]]:
 
 
 async def number(store: Store, call: Awaitable[object]) -> int:
-    """Return the number of statements of a call, except for server time and session settings."""
+    """Return the number of statements of a call, without server time, settings and proofs alone."""
     with counted_statements(store) as statements:
         await call
-    return sum(
-        "set_config" not in sql and not sql.startswith("SELECT clock_timestamp")
-        for sql in statements
-    )
+    return sum(not sql.startswith(_OVERHEAD) for sql in statements)
 
 
 async def leased(buffer: Buffer, count: int = 8) -> Any:

@@ -202,7 +202,11 @@ async def test_an_older_state_of_the_database_is_detected(
             async with Store.open(backup.url(), run="others") as others:
                 theirs = await (await others.buffer("math")).lease(1, ttl=60)
                 assert theirs.id == mine.id
-                for call in (mine.ack(), math.put(group("second")), math.sample(1), math.find()):
+                calls = (
+                    *(mine.ack(), math.put(group("second")), math.find()),
+                    *(math.sample(1), math.sample(50)),  # of 50 it would say that they are too many
+                )
+                for call in calls:
                     with pytest.raises(DatabaseReplacedError, match="so close the store"):
                         await call
                 await theirs.ack()

@@ -255,7 +255,7 @@ async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: P
         lambda: buffer.admission(8, max_staleness=0),
     ]
     for number, read in enumerate(reads, 1):
-        proxy.rule = break_messages("close", "server", b"D", num_bytes=3, first=2)
+        proxy.rule = break_messages("close", "server", b"D", num_bytes=3)
         await asyncio.wait_for(read(), 20)
         assert proxy.num_cut == number
 

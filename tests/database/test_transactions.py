@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, insert, text, update
+from sqlalchemy import Connection, func, insert, select, text, update
 
 import replaydb as rdb
 from replaydb import Store
@@ -46,6 +47,30 @@ async def test_races_that_are_always_lost_are_an_error(
 
     with pytest.raises(rdb.DatabaseError, match=rf"lost {ATTEMPTS} races .*\(race 8\).* repeated"):
         await store._database.write(work)
+
+
+async def test_a_commit_that_fails_during_its_read(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read is cancelled, and the caller gets the error of the commit."""
+
+    async def fail(*_: object) -> None:
+        raise rdb.DatabaseError("no commit")
+
+    def read(connection: Connection, _: bool, pinned: Callable[[], object]) -> None:
+        pinned()
+        connection.execute(select(func.pg_sleep(60)))
+
+    async with Store.open(postgresql_url) as store:
+        database = store._database
+        monkeypatch.setattr(database.backend, "commit", fail)
+        with pytest.raises(rdb.DatabaseError, match="no commit"):
+            await asyncio.wait_for(
+                database.write_then_read(
+                    lambda _: True, read, is_needed=bool, num_bytes=lambda _: 0
+                ),
+                20,
+            )
 
 
 async def test_a_changed_revision_is_reported(own_url: str) -> None:

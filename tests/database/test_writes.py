@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, event, select
+from sqlalchemy import Connection, delete, event, insert, select
 
-from replaydb import Buffer, EpisodeGroup
+from replaydb import Buffer, EpisodeGroup, Store
+from replaydb.database.prepared import execute
 from replaydb.database.schema import (
     draw,
     draw_group,
     episode,
     episode_group,
     payload,
+    run,
     task,
     transcript,
 )
@@ -25,7 +28,7 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.task import update_tasks
-from replaydb.database.writes import MAX_BYTES, Write, write_together
+from replaydb.database.writes import MAX_BYTES, Write, write_last, write_together
 from support.connections import transaction
 from support.groups import episode as an_episode
 from support.groups import group, groups
@@ -43,6 +46,10 @@ INSERTS = {
 def rows_of(connection: Connection, table: Any) -> list[dict[str, Any]]:
     found = connection.execute(select(table).order_by(*table.primary_key)).mappings()
     return [dict(row) for row in found]
+
+
+def new_run(name: str, started: datetime) -> dict[str, Any]:
+    return {"name": name, "started_at": started, "metadata": {}}
 
 
 @pytest.fixture
@@ -137,3 +144,33 @@ async def test_large_rows_are_written_one_table_after_the_other(
     async with transaction(url) as connection:
         await connection.run_sync(add)
     assert len(statements) == 2
+
+
+async def test_postponed_writes_are_seen_by_the_next_statement(store: Store, url: str) -> None:
+    await store.buffer("math")
+    found: list[list[str]] = []
+
+    def work(connection: Connection) -> None:
+        started = store._database.backend.now(connection)
+        for name in ("first", "second"):
+            write_last(connection, [Write(insert(run), [new_run(name, started)])])
+        found.append([row.name for row in execute(connection, select(run.c.name))])
+
+    await store._database.write(work)
+    [names] = found
+    assert {"first", "second"} <= set(names)
+    assert {"first", "second"} <= {one.name for one in await store.runs()}
+
+
+async def test_postponed_writes_of_a_failed_transaction_are_discarded(store: Store) -> None:
+    await store.buffer("math")
+
+    def work(connection: Connection) -> None:
+        started = store._database.backend.now(connection)
+        write_last(connection, [Write(insert(run), [new_run("never", started)])])
+        raise ValueError("this transaction fails")
+
+    with pytest.raises(ValueError, match="this transaction fails"):
+        await store._database.write(work)
+    await (await store.buffer("math")).put(groups(1))
+    assert "never" not in {one.name for one in await store.runs()}

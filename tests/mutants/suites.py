@@ -89,9 +89,7 @@ _SUITES = {
     "database/pruning": _suite("database/test_pruning.py", "operations"),
     "database/revisions": _suite("database/migrations", engine=BOTH),
     "database/schema": _suite("database/migrations/test_schema.py", _CALLS),
-    "database/transactions": _suite(
-        "database/test_transactions.py buffer/sampling/test_large_payloads.py", _ENGINES, BOTH
-    ),
+    "database/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
     "database/writes": _suite("database/test_writes.py", _CALLS, BOTH),
     "database/views": _suite("analysis", "database/migrations/test_schema.py"),
     "database/engines/": _suite(_ENGINES, engine=BOTH),

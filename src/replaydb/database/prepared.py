@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
 
 S = TypeVar("S", bound=Executable, covariant=True)
+#: Execution option of a connection: a function that is called before each statement.
+BEFORE = "replaydb_before"
 
 
 class Bound(NamedTuple, Generic[S]):
@@ -84,6 +86,7 @@ def execute(connection: Connection, statement: Executable | Bound[Any]) -> Seque
     Returns:
         The rows that it reads, with columns as attributes, or the number of rows that it changes.
     """
+    _prepare(connection)
     if not isinstance(statement, Bound):
         result = connection.execute(statement)
     elif not statement.is_cached or _is_watched(connection):
@@ -101,6 +104,7 @@ def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[A
     the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
     column, is False the first time; it should return few rows then.
     """
+    _prepare(connection)
     first, last = (
         Bound(statement.statement, {**statement.values, "is_last": is_last})
         for is_last in (False, True)
@@ -125,6 +129,7 @@ def execute_many(
     """
     if not rows:
         return
+    _prepare(connection)
     plan = _plan(statement, tuple(rows[0]), connection.dialect)
     if _is_watched(connection):
         connection.exec_driver_sql(plan.sql, plan.parameters(rows))
@@ -138,6 +143,12 @@ def inserted_id(connection: Connection, statement: Insert, values: Mapping[str, 
     """Insert a row with a cached statement that returns its id, and return the id."""
     rows: Any = execute(connection, Bound(statement, values))
     return int(rows[0].id)
+
+
+def _prepare(connection: Connection) -> None:
+    before = connection.get_execution_options().get(BEFORE)
+    if before is not None:
+        before(connection)
 
 
 def _is_watched(connection: Connection) -> bool:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import Integer, TypeEngine
 
-from replaydb.database.prepared import Bound, execute, execute_many
+from replaydb.database.prepared import BEFORE, Bound, execute, execute_many
 
 #: More bytes are written one table after the other: an array would hold them in memory once more,
 #: and PostgreSQL limits one message to 1 GB.
@@ -43,25 +43,82 @@ class Write(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
 
 
-def write_together(connection: Connection, writes: Sequence[Write]) -> None:
+def write_together(
+    connection: Connection, writes: Sequence[Write], last: Bound[Insert] | None = None
+) -> Any:
     """Write to several tables, none of them twice, in one round trip to a server.
 
     All parts of one statement read the same snapshot, so no part sees the rows of another.
+
+    Args:
+        connection: Connection of the transaction.
+        writes: What to write.
+        last: A statement that also runs.
+
+    Returns:
+        The result of `last`.
     """
     writes = [write for write in writes if write.rows]
     is_server = connection.dialect.name == "postgresql"
-    if not is_server or len(writes) < 2 or sum(map(_num_bytes, writes)) > MAX_BYTES:
+    number = len(writes) + (last is not None)
+    if not is_server or number < 2 or sum(map(_num_bytes, writes)) > MAX_BYTES:
         for write in writes:
             execute_many(connection, write.statement, write.rows)
-        return
+        return None if last is None else execute(connection, last)
     names = tuple(tuple(write.rows[0]) for write in writes)
-    statement = combined(tuple(write.statement for write in writes), names)
+    statements = tuple(write.statement for write in writes)
     values = {
         _parameter(number, name): [row[name] for row in write.rows]
         for number, write in enumerate(writes)
         for name in names[number]
     }
-    execute(connection, Bound(statement, values))
+    if last is not None:
+        values |= last.values
+    statement = combined(statements, names, None if last is None else last.statement)
+    return execute(connection, Bound(statement, values))
+
+
+class Postponed:
+    """Writes that are sent with the last statement of a transaction, or before its next one.
+
+    It is the execution option `BEFORE` of connections to a server.
+    """
+
+    def __init__(self) -> None:
+        self._writes: list[Write] = []
+
+    def add(self, connection: Connection, writes: Sequence[Write]) -> None:
+        """Postpone writes, after sending those that were postponed before."""
+        self(connection)
+        self._writes = list(writes)
+
+    def take(self) -> list[Write]:
+        """Return the writes, which the caller sends."""
+        writes, self._writes = self._writes, []
+        return writes
+
+    def __call__(self, connection: Connection) -> None:
+        """Send the writes."""
+        if self._writes:
+            write_together(connection, self.take())
+
+
+def write_last(connection: Connection, writes: Sequence[Write]) -> None:
+    """Write to several tables, none of them twice, at the end of the transaction.
+
+    A server gets them with the proof of the commit, in one round trip: see `Postponed`.
+    """
+    postponed: Postponed | None = connection.get_execution_options().get(BEFORE)
+    if postponed is None:
+        write_together(connection, writes)
+    else:
+        postponed.add(connection, writes)
+
+
+def finish_writes(connection: Connection, last: Bound[Insert]) -> Any:
+    """Write what was postponed, and run the last statement of the transaction. Return its rows."""
+    postponed: Postponed | None = connection.get_execution_options().get(BEFORE)
+    return write_together(connection, postponed.take() if postponed else (), last)
 
 
 def _num_bytes(write: Write) -> int:
@@ -99,16 +156,22 @@ def _parameter(number: int, name: str) -> str:
 
 @lru_cache(maxsize=256)
 def combined(
-    statements: tuple[Insert | Update, ...], names: tuple[tuple[str, ...], ...]
+    statements: tuple[Insert | Update, ...],
+    names: tuple[tuple[str, ...], ...],
+    last: Insert | None = None,
 ) -> Insert | Update:
     """Return one statement that does what several do, given the names of their rows.
 
-    Its parameters are arrays: `NAME_0` of the first statement, `NAME_1` of the second, and so on.
+    Its parameters are arrays: `NAME_0` of the first statement, `NAME_1` of the second, and so on;
+    and those of `last`, which does not write rows of the caller.
     """
-    *others, last = (
+    every: list[Insert | Update] = [
         _of_arrays(number, *one) for number, one in enumerate(zip(statements, names, strict=True))
-    )
-    return last.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
+    ]
+    if last is not None:
+        every.append(last)
+    *others, final = every
+    return final.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
 
 
 def _of_arrays(number: int, statement: Insert | Update, names: tuple[str, ...]) -> Insert | Update:

@@ -37,10 +37,10 @@ async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 @asynccontextmanager
-async def begun(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
-    """Begin a transaction as every write does."""
+async def proved(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
+    """Run a transaction as every write does, until its COMMIT."""
     async with engine.connect() as connection:
-        assert await postgresql_commits.begin(connection, 60, Acknowledged())
+        assert await postgresql_commits.prove(connection, Acknowledged())
         yield connection, postgresql_commits.transaction_of(connection)
 
 
@@ -59,9 +59,9 @@ async def test_reading_an_outcome_waits_for_the_transaction(
     earlier: int,
 ) -> None:
     for _ in range(earlier):
-        async with begun(engine) as (connection, _done):
+        async with proved(engine) as (connection, _done):
             await connection.commit()
-    async with begun(engine) as (connection, mine):
+    async with proved(engine) as (connection, mine):
         assert mine.number == earlier + 1
         answer = read_outcome(engine, replace(mine, pid=0))  # no session is terminated
         while not (answer.done() or await postgres.is_blocked(postgresql_url)):  # noqa: ASYNC110
@@ -72,7 +72,7 @@ async def test_reading_an_outcome_waits_for_the_transaction(
 
 async def test_reading_an_outcome_terminates_only_that_transaction(engine: AsyncEngine) -> None:
     """Another server, or a later transaction, may have the same process id."""
-    async with begun(engine) as (innocent, other), begun(engine) as (ended, mine):
+    async with proved(engine) as (innocent, other), proved(engine) as (ended, mine):
         stranger = replace(other, connection_uid=uuid4(), began_at=mine.began_at)
         assert await read_outcome(engine, stranger) is False
         assert await innocent.scalar(select(1)) == 1
@@ -89,7 +89,7 @@ async def test_updates_of_commit_proof_are_hot(engine: AsyncEngine, postgresql_u
     in_place = select(func.pg_stat_get_xact_tuples_hot_updated(table))
     found = []
     for _ in range(300):
-        async with begun(engine) as (connection, _mine):
+        async with proved(engine) as (connection, _mine):
             found.append(await connection.scalar(in_place))
             await connection.commit()
     async with engine.connect() as connection:
@@ -104,7 +104,7 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
     known = Acknowledged()
     async with engine.connect() as first, engine.connect() as second:
         for connection in (first, second):
-            assert await postgresql_commits.begin(connection, 60, known)
+            assert await postgresql_commits.prove(connection, known)
         for connection in (second, first):
             await connection.commit()
             known.add(postgresql_commits.transaction_of(connection))
@@ -115,7 +115,7 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
                 await other.execute(
                     update(commit_proof).where(of_second).values(transaction_number=number)
                 )
-            assert await postgresql_commits.begin(first, 60, known) is is_there
+            assert await postgresql_commits.prove(first, known) is is_there
             await first.commit()
         assert len(known.newest) == 2
         known.add(postgresql_commits.transaction_of(first))
@@ -127,13 +127,13 @@ async def test_commits_whose_rows_may_be_deleted_are_not_required(
 ) -> None:
     known = Acknowledged()
     async with engine.connect() as connection:
-        assert await postgresql_commits.begin(connection, 60, known)
+        assert await postgresql_commits.prove(connection, known)
         await connection.commit()
         mine = postgresql_commits.transaction_of(connection)
     for age, is_there in ((timedelta(hours=11), False), (timedelta(hours=13), True)):
         known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
         async with engine.connect() as connection:
-            assert await postgresql_commits.begin(connection, 60, known) is is_there
+            assert await postgresql_commits.prove(connection, known) is is_there
 
 
 async def test_rows_of_old_connections_are_deleted(postgresql_url: str) -> None:

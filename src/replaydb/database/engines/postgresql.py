@@ -42,13 +42,20 @@ from replaydb.database.engines import (
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.loop_thread import LoopThread
 from replaydb.database.engines.postgresql_commits import Acknowledged, Transaction
+from replaydb.database.engines.postgresql_limits import (
+    BOUND_IDLENESS,
+    IDLE_IN_TRANSACTION_SECONDS,
+    ORDINARY_SECONDS,
+    set_limits,
+)
 from replaydb.database.engines.postgresql_signal import NoSignal, PostgresqlSignal
-from replaydb.database.engines.protocol import T, Work
+from replaydb.database.engines.protocol import LostRaceError, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import BEFORE, execute
 from replaydb.database.schema import episode_group, metadata
 from replaydb.database.statements.payload import select_payloads
+from replaydb.database.writes import Postponed
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -171,22 +178,36 @@ class PostgresqlBackend:
         await self._thread.close()
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Begin, and write the transaction's number in case the answer to its commit is lost."""
+        """Set the limits of the transaction, and let a reader check for lost commits."""
+        url, is_reader = self._url, postgresql_commits.is_reader(connection)
         async with asyncio.timeout_at(end):
             seconds = end - asyncio.get_running_loop().time()
-            has_all = await postgresql_commits.begin(
+            await set_limits(
                 connection,
                 seconds,
-                self._acknowledged,
-                frozen_seconds=self._url.frozen_seconds,
+                IDLE_IN_TRANSACTION_SECONDS if is_reader else url.frozen_seconds,
+                is_local=url.through_pgbouncer or seconds > ORDINARY_SECONDS,
             )
+            if is_reader:
+                await self._check(connection)
+        if not is_reader:
+            await connection.execution_options(**{BEFORE: Postponed()})
+
+    async def _check(self, connection: AsyncConnection) -> None:
+        """Raise if the server has lost commits."""
+        has_all = await postgresql_commits.has_all(
+            connection, self._acknowledged, through_pgbouncer=self._url.through_pgbouncer
+        )
         if not has_all:
-            raise DatabaseReplacedError(
-                f"{self.shown}: the server has lost commits that it acknowledged: it has an older "
-                "state, such as a restored backup or a standby without the newest commits; ids "
-                "that this process has may belong to other rows now, so close the store and open "
-                "it again"
-            )
+            raise self._has_lost_commits()
+
+    def _has_lost_commits(self) -> DatabaseReplacedError:
+        return DatabaseReplacedError(
+            f"{self.shown}: the server has lost commits that it acknowledged: it has an older "
+            "state, such as a restored backup or a standby without the newest commits; ids "
+            "that this process has may belong to other rows now, so close the store and open "
+            "it again"
+        )
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Run work in the event loop, like the driver."""
@@ -202,14 +223,22 @@ class PostgresqlBackend:
         *,
         unless: Callable[[T], bool] | None = None,
     ) -> T:
-        """Run work, then commit."""
-        result = await self.run(connection, work, end)
+        """Run work, then commit. An error of work may be due to lost commits, so check for them."""
+        try:
+            result = await self.run(connection, work, end)
+        except Exception as error:
+            await self._check_after(connection, error, end)
+            raise
         if unless is None or not unless(result):
             await self.commit(connection, end, answer_by)
         return result
 
     async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
-        """Commit. If the answer is lost, read the outcome on another connection."""
+        """Prove and commit. If the answer is lost, read the outcome on another connection."""
+        async with asyncio.timeout_at(end):
+            has_all = await postgresql_commits.prove(connection, self._acknowledged)
+        if not has_all:
+            raise self._has_lost_commits()
         transaction = postgresql_commits.transaction_of(connection)
         try:
             await self._commit(connection, transaction, end, answer_by)
@@ -218,6 +247,19 @@ class PostgresqlBackend:
             await run_to_completion(self._settle(transaction))
             raise
         self._acknowledged.add(transaction)
+
+    async def _check_after(self, connection: AsyncConnection, error: Exception, end: float) -> None:
+        """Check for lost commits after an error, unless the transaction will be run again."""
+        if self.is_outage(error) or self.is_conflict(error) or isinstance(error, LostRaceError):
+            return
+        try:
+            async with asyncio.timeout_at(end):
+                await connection.rollback()
+                await self._check(connection)
+        except DatabaseReplacedError as lost:
+            raise lost from error
+        except Exception:  # the first error matters more
+            return
 
     async def _commit(
         self, connection: AsyncConnection, transaction: Transaction, end: float, answer_by: float
@@ -347,7 +389,7 @@ class PostgresqlBackend:
         """Take an advisory lock until the transaction ends, and lift its time limits."""
         await connection.execute(_LIFT_LIMITS)
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
-        await connection.execute(select(postgresql_commits.BOUND_IDLENESS, lock))
+        await connection.execute(select(BOUND_IDLENESS, lock))
 
     def share_schema(self, connection: Connection) -> None:
         """Take the same advisory lock in shared mode."""

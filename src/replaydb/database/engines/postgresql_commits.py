@@ -1,11 +1,11 @@
 """Proof of whether a PostgreSQL transaction was committed, if the answer to its COMMIT was lost.
 
-Each connection that writes has a row in the table `commit_proof`. The first statement of each of
-its transactions sets the number of the transaction in that row. So the number is committed if and
-only if the transaction is. When the answer to a COMMIT is lost, another connection locks the row
-and compares the number. The number that it finds is final:
+Each connection that writes has a row in the table `commit_proof`. The last statement of each of its
+transactions sets the number of the transaction in that row. So the number is committed if and only
+if the transaction is. When the answer to a COMMIT is lost, another connection locks the row and
+compares the number. The number that it finds is final:
 
-- A COMMIT is sent only after the first statement was answered. On the server that it was sent to,
+- A COMMIT is sent only after the last statement was answered. On the server that it was sent to,
   the transaction therefore holds the lock of the row or has ended. `INSERT ... ON CONFLICT` waits
   for that lock, even if the row itself is not committed yet, and under READ COMMITTED it then reads
   the newest number.
@@ -22,9 +22,10 @@ standby that is promoted without them.
 
 The same rows reveal whether a server has lost commits. This happens if a backup was restored, or if
 a standby without the newest commits was promoted. Such a server generates the ids of the lost rows
-again. A process that still has those ids would act on rows of others. Therefore the first statement
-of each transaction also looks for the newest commits that were acknowledged to the same store. If
-one of them is missing, the transaction is refused.
+again. A process that still has those ids would act on rows of others. Therefore the same statement,
+and the first one of a read, also look for the newest commits that were acknowledged to the same
+store. If one of them is missing, the transaction is refused. A connection of which all of them are
+known to be there is not asked again: as long as it lasts, its server loses nothing.
 """
 
 from __future__ import annotations
@@ -56,25 +57,19 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import Grouping
 
+from replaydb.database.engines.postgresql_limits import IDLE_IN_TRANSACTION_SECONDS, set_limits
 from replaydb.database.prepared import Bound, execute, prepared
 from replaydb.database.schema import commit_proof
+from replaydb.database.writes import finish_writes
 
-#: The server ends a transaction this long after the deadline of the call that began it.
-SERVER_GRACE_SECONDS = 5.0
-#: After this time the server ends a transaction whose client has stalled.
-IDLE_IN_TRANSACTION_SECONDS = 60
 #: Pause between attempts to read an outcome.
 PAUSE_SECONDS = 0.05
 #: Rows of connections that have written nothing for this long are deleted.
 RETENTION = timedelta(days=1)
 #: An outcome is read at most this long after its transaction began, while its row still exists.
 READABLE_SECONDS = RETENTION.total_seconds() / 2
-#: The first version with `transaction_timeout`, which also ends a client that stalls while it sends
-#: or receives a payload.
-_BOUNDS_TRANSACTIONS = 17
 _KEY = "replaydb_transaction"
-_IDLENESS = "idle_in_transaction_session_timeout"
-_IDLE_MILLISECONDS = str(1000 * IDLE_IN_TRANSACTION_SECONDS)
+_CHECKED = "replaydb_checked_commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ class Transaction:
         began_at: When it began, by the clock of the server, in microseconds. If the same server
             process runs a transaction with another start time, that is a different one.
         readable_until: Time of the event loop until which the row is sure to exist.
-        earlier: Acknowledged commits that the server had to have when the transaction began.
+        earlier: Acknowledged commits that the server had to have before this one.
     """
 
     connection_uid: UUID
@@ -109,59 +104,68 @@ class Commit(NamedTuple):
 class Acknowledged:
     """The acknowledged commits that a server must have, by the uid of their connection.
 
-    When a transaction begins, it checks that the earlier commits are there. These precede its own
-    commit in the server's log.
-    After the transaction is committed, a server that has it also has the earlier commit, so only
-    the later one is stored here. The number of stored commits is at most the number of transactions
-    that ran concurrently.
+    The last statement of a transaction checks that the earlier commits are there. These precede its
+    own commit in the server's log. After the transaction is committed, a server that has it also
+    has the earlier commits, so only the later one is stored here. The number of stored commits is
+    at most the number of transactions that ran concurrently.
     """
 
     def __init__(self) -> None:
         self.newest: Mapping[UUID, Commit] = {}
 
     def add(self, transaction: Transaction) -> None:
-        """Add a committed transaction, and remove the commits that it found when it began."""
+        """Add a committed transaction, and remove the commits that it found."""
         earlier = transaction.earlier
         kept = {uid: one for uid, one in self.newest.items() if earlier.get(uid) is not one}
         kept[transaction.connection_uid] = Commit(transaction.number, transaction.began_at)
         self.newest = kept
 
 
-async def begin(
-    connection: AsyncConnection,
-    seconds: float,
-    acknowledged: Acknowledged,
-    *,
-    frozen_seconds: float = IDLE_IN_TRANSACTION_SECONDS,
-) -> bool:
-    """Begin a transaction, which the server ends if it takes longer than `seconds` and a margin.
-
-    It also ends the transaction if its client sends nothing for `frozen_seconds`, or 60 s if the
-    transaction only reads. 0: it waits without limit.
+async def prove(connection: AsyncConnection, acknowledged: Acknowledged) -> bool:
+    """Write the number of the open transaction, in one statement with its last writes.
 
     Returns:
-        Whether the server has all acknowledged commits. True also if all of them are so old that
-        their rows may have been deleted.
+        Whether the server has all acknowledged commits, as in `has_all`.
     """
     earlier = acknowledged.newest
-    numbers = list(earlier), [one.number for one in earlier.values()]
-    if is_reader(connection):
-        limit = await _limit(connection, seconds)
-        if not earlier:  # a read-only role may not be allowed to read `commit_proof`
-            await connection.run_sync(execute, _set_limits(*limit))
-            return True
-        row = await _row(connection, _find_commits(*limit, *numbers))
-        return _has_all(row, earlier)
     known: Transaction | None = connection.info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
-    idle = _idleness(seconds, frozen_seconds)
-    limit = await _limit(connection, seconds, idle)
-    row = await _row(connection, _begin(uid, number, idle, *limit, *numbers))
+    proof = _prove(uid, number, *_keys(earlier))
+    [row] = await connection.run_sync(finish_writes, proof)
     connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
     if known is None:  # a new row: delete old ones, so that their number stays limited
         await connection.run_sync(execute, _delete_unused(RETENTION))
     return _has_all(row, earlier)
+
+
+async def has_all(
+    connection: AsyncConnection, acknowledged: Acknowledged, *, through_pgbouncer: bool = False
+) -> bool:
+    """Return whether the server has all acknowledged commits.
+
+    True also if all of them are so old that their rows may have been deleted. A connection that
+    does not lead through PgBouncer is asked about the same commits only once.
+    """
+    earlier = acknowledged.newest
+    if not earlier:  # a read-only role may not be allowed to read `commit_proof`
+        return True
+    if not through_pgbouncer and _is_known_to_have(connection, earlier):
+        return True
+    row = await _row(connection, _find_commits(*_keys(earlier)))
+    found = _has_all(row, earlier)
+    connection.info[_CHECKED] = earlier if found else None
+    return found
+
+
+def _is_known_to_have(connection: AsyncConnection, earlier: Mapping[UUID, Commit]) -> bool:
+    mine: Transaction | None = connection.info.get(_KEY)
+    is_own = mine is not None and list(earlier) == [mine.connection_uid]
+    return is_own or connection.info.get(_CHECKED) is earlier
+
+
+def _keys(commits: Mapping[UUID, Commit]) -> tuple[list[UUID], list[int]]:
+    return list(commits), [one.number for one in commits.values()]
 
 
 def _has_all(row: Any, earlier: Mapping[UUID, Commit]) -> bool:
@@ -211,8 +215,9 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
 
 
 async def _read_outcome(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
-    limit = await _limit(connection, end - asyncio.get_running_loop().time())
-    ended = _end_transaction(transaction.pid, transaction.began_at, *limit)
+    seconds = end - asyncio.get_running_loop().time()
+    await set_limits(connection, seconds, IDLE_IN_TRANSACTION_SECONDS, is_local=True)
+    ended = _end_transaction(transaction.pid, transaction.began_at)
     await connection.run_sync(execute, ended)
     row = await _row(connection, _lock(transaction.connection_uid))
     await connection.commit()
@@ -225,31 +230,6 @@ async def _row(connection: AsyncConnection, statement: Bound[Any]) -> Any:
     return rows[0]
 
 
-def _idleness(seconds: float, frozen_seconds: float) -> str:
-    """Return the limit of idle time, in milliseconds, of a call that may write for `seconds`.
-
-    A call that may take an hour may also compute for longer between two statements.
-    """
-    longest = min(seconds / 60, IDLE_IN_TRANSACTION_SECONDS)
-    return str(int(1000 * max(frozen_seconds, longest))) if frozen_seconds else "0"
-
-
-async def _limit(
-    connection: AsyncConnection, seconds: float, idle: str = _IDLE_MILLISECONDS
-) -> tuple[str, str]:
-    """Return the setting that limits a transaction, and its value.
-
-    Servers before version 17 have no such setting. For them, return the limit on idle time, which
-    every transaction sets.
-    """
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    if driver.get_server_version().major < _BOUNDS_TRANSACTIONS:
-        return _IDLENESS, idle
-    return "transaction_timeout", str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
-
-
-#: Set for the transaction, because a client has no session of its own behind PgBouncer.
-BOUND_IDLENESS = func.set_config(_IDLENESS, _IDLE_MILLISECONDS, True)
 _NEVER = 0
 
 
@@ -266,9 +246,7 @@ def _num_found(uids: Any, numbers: Any) -> ColumnElement[int]:
 
 
 @prepared
-def _begin(
-    uid: Any, number: Any, idle: Any, setting: Any, limit: Any, uids: Any, numbers: Any
-) -> Insert:
+def _prove(uid: Any, number: Any, uids: Any, numbers: Any) -> Insert:
     added = insert(commit_proof).values(
         connection_uid=uid, transaction_number=number, written_at=func.now()
     )
@@ -279,21 +257,13 @@ def _begin(
     ).returning(
         func.pg_backend_pid().label("pid"),
         func.now().label("began_at"),
-        func.set_config(_IDLENESS, idle, True),
-        func.set_config(setting, limit, True),
         _num_found(uids, numbers),
     )
 
 
 @prepared
-def _set_limits(setting: Any, limit: Any) -> Select[Any]:
-    return select(BOUND_IDLENESS, func.set_config(setting, limit, True))
-
-
-@prepared
-def _find_commits(setting: Any, limit: Any, uids: Any, numbers: Any) -> Select[Any]:
-    set_limits = _set_limits.build(setting, limit)
-    return set_limits.add_columns(func.now().label("began_at"), _num_found(uids, numbers))
+def _find_commits(uids: Any, numbers: Any) -> Select[datetime, int]:
+    return select(func.now().label("began_at"), _num_found(uids, numbers))
 
 
 @prepared
@@ -312,12 +282,11 @@ _ACTIVITY = table("pg_stat_activity", column("pid"), column("xact_start"))
 
 
 @prepared
-def _end_transaction(pid: Any, began_at: Any, setting: Any, limit: Any) -> Select[Any]:
+def _end_transaction(pid: Any, began_at: Any) -> Select[Any]:
     """Terminate the session that runs a transaction, but no other with the same process id."""
-    ended = select(func.count(func.pg_terminate_backend(_ACTIVITY.c.pid))).where(
+    return select(func.count(func.pg_terminate_backend(_ACTIVITY.c.pid))).where(
         _ACTIVITY.c.pid == pid, _ACTIVITY.c.xact_start == began_at
     )
-    return select(BOUND_IDLENESS, func.set_config(setting, limit, True), ended.scalar_subquery())
 
 
 @prepared
