@@ -16,7 +16,7 @@ from replaydb import Buffer, Store
 from replaydb.database import migrations
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
-from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.buffers import BufferRow
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
@@ -325,5 +325,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     for backend in (SqliteBackend, PostgresqlBackend):
         monkeypatch.setattr(backend, "now", now)
-    monkeypatch.setattr(LockedBuffer, "now", property(lambda buffer: made.now()))
+    monkeypatch.setattr(BufferRow, "time", lambda *_: made.now())
     return made

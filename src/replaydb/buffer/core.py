@@ -130,6 +130,7 @@ class BufferCore:
         end: float | None = None,
         *,
         has_any: Callable[[T], bool] = bool,
+        single: bool = False,
     ) -> T:
         """Run `work` in one read-only transaction; raise if the buffer was deleted.
 
@@ -140,6 +141,7 @@ class BufferCore:
             work: Function that executes statements and returns a result.
             end: Deadline, as for `Database.read`.
             has_any: Function that returns whether a result has rows of this buffer.
+            single: As for `Database.read`.
 
         Raises:
             UnknownBufferError: The buffer was deleted.
@@ -155,7 +157,7 @@ class BufferCore:
                 buffers.state(connection, self.id, self.name)
             return found
 
-        return await self._database.read(checked, end=end)
+        return await self._database.read(checked, end=end, single=single)
 
     async def _is_deleted(self, run: RunRow, end: float) -> bool:
         found = await self._database.read(

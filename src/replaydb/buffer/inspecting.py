@@ -214,7 +214,8 @@ class Inspecting(BufferCore):
         return await self._read(
             lambda connection: groups.count(
                 connection, narrowed(connection, self._row, which), most
-            )
+            ),
+            single=which.where is None,  # a filter may use a tag index
         )
 
     async def stats(self, *, totals: bool = True) -> BufferStats:
@@ -232,7 +233,8 @@ class Inspecting(BufferCore):
         """
         sums = checks.flag("totals", totals)
         return await self._read(
-            lambda connection: groups.stats(connection, self.id, self.name, sums=sums)
+            lambda connection: groups.stats(connection, self.id, self.name, sums=sums),
+            single=True,
         )
 
     async def prompts(
@@ -413,8 +415,9 @@ class Inspecting(BufferCore):
         sums = checks.flag("totals", totals)
         number = checks.whole_number("draws", draws, least=1)
 
-        def work(connection: Connection) -> dict[str, float]:
-            now = self._database.backend.now(connection)
-            return metrics.collect(connection, self.id, self.name, number, now, sums=sums)
-
-        return await self._read(work)
+        return await self._read(
+            lambda connection: metrics.collect(
+                self._database.backend, connection, self.id, self.name, number, sums=sums
+            ),
+            single=True,
+        )

@@ -155,9 +155,8 @@ class Pacing(BufferCore):
             number = read(connection, row)
             if accepts(number):
                 return number, False
-            return number, maintenance.is_due(
-                connection, row, self._database.backend.now(connection)
-            )
+            now = row.time(self._database.backend, connection)
+            return number, maintenance.is_due(connection, row, now)
 
         def maintain(connection: Connection, scope: Scope) -> None:
             with tasks_locked(connection, scope, None):

@@ -82,6 +82,7 @@ class Database:
         self._connections: WeakSet[Any] = WeakSet()
         self._writer = self._watched(backend.writer_engine())
         self._reader = self._watched(backend.reader_engine())
+        self._single_reader = backend.without_transactions(self._reader)
         self.signal = backend.signal(self._watched)
         self._writes = asyncio.Semaphore(backend.concurrent_writes)
         self._draws = asyncio.Semaphore(backend.concurrent_draws)
@@ -251,7 +252,7 @@ class Database:
             await reading  # raises the error that prevented the snapshot
         return reading
 
-    async def read(self, work: Work[T], *, end: float | None = None) -> T:
+    async def read(self, work: Work[T], *, end: float | None = None, single: bool = False) -> T:
         """Run `work` in one read-only transaction, whose statements all read the same snapshot.
 
         The first statement takes the snapshot. A read whose connection was lost is run again.
@@ -259,18 +260,21 @@ class Database:
         Args:
             work: Runs statements and processes their rows.
             end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
+            single: On a server, `work` runs a single statement, for which the transaction is
+                omitted: BEGIN and ROLLBACK would take a round trip each.
 
         Raises:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
-        return await self._run(self._read(work, self._there(end)))
+        return await self._run(self._read(work, self._there(end), single=single))
 
-    async def _read(self, work: Work[T], end: float | None) -> T:
+    async def _read(self, work: Work[T], end: float | None, *, single: bool = False) -> T:
+        engine = self._single_reader if single else self._reader
         async with self._call(end) as call:
             while True:
                 try:
-                    async with self._connected(self._reader, call.end) as connection:
+                    async with self._connected(engine, call.end) as connection:
                         return await self.backend.run(connection, work, call.end)
                 except Exception as error:
                     await call.pause_after(error)

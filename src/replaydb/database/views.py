@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CreateView, Double, Label, Select, case, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    CreateView,
+    Double,
+    Label,
+    Select,
+    case,
+    func,
+    literal_column,
+    select,
+)
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import total
@@ -27,6 +37,12 @@ _staleness = staleness_at(buffer.c.policy_version)
 #: Outcomes of drawn groups that count as trained on. A sampled group counts even if its step was
 #: lost and repeated, because samples are not acknowledged.
 TRAINED = (DrawOutcome.SAMPLED, DrawOutcome.ACKED)
+
+
+def was_trained_on(outcome: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether the outcome of a drawn group is in `TRAINED`."""
+    return outcome.in_([literal_column(repr(name.value)) for name in TRAINED])
+
 
 #: Columns that are internal to draws, or that the overview shows under another name.
 _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
@@ -129,7 +145,7 @@ def select_prompts() -> Select[tuple[object, ...]]:
         select(func.count())
         .where(
             draw_group.c.group_id == _group.id,
-            draw_group.c.outcome.in_([literal_column(repr(name.value)) for name in TRAINED]),
+            was_trained_on(draw_group.c.outcome),
         )
         .correlate(episode_group)
         .scalar_subquery()

@@ -161,6 +161,12 @@ class PostgresqlBackend:
         engine = self._engine(settings, isolation_level="REPEATABLE READ", **self._pool)
         return engine.execution_options(postgresql_readonly=True)
 
+    def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
+        """Return the reader in autocommit, except where each transaction sets its time limits."""
+        if self._url.through_pgbouncer:
+            return reader
+        return reader.execution_options(isolation_level="AUTOCOMMIT")
+
     def migration_engine(self) -> AsyncEngine:
         """Return an engine without a pool. DDL is transactional, so it needs nothing else."""
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)

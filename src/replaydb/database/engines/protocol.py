@@ -72,6 +72,9 @@ class Backend(Protocol):
     def reader_engine(self) -> AsyncEngine:
         """Return an engine for read-only transactions, each of which reads one snapshot."""
 
+    def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
+        """Return a reader on the same connections, for calls that run one statement on a server."""
+
     def migration_engine(self) -> AsyncEngine:
         """Return an engine on which a table can be rebuilt without deleting its child rows."""
 

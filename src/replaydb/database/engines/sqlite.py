@@ -143,6 +143,10 @@ class SqliteBackend:
             pool_timeout=None,
         )
 
+    def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
+        """Return the reader: a transaction costs little, and calls run several statements."""
+        return reader
+
     def migration_engine(self) -> AsyncEngine:
         """Return an engine without foreign keys: rebuilding a table would delete its child rows."""
         return self._engine(

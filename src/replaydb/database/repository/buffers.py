@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
 from sqlalchemy import Connection
 
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, execute_many, inserted_id
 from replaydb.database.statements.buffer import (
     insert_buffer,
@@ -58,6 +59,10 @@ class BufferRow:
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
     draw_id: int | None = field(default=None, compare=False)
+
+    def time(self, backend: Backend, connection: Connection) -> datetime:
+        """Return the time of the database's clock: when this was read, if it was read as well."""
+        return self.read_at or backend.now(connection)
 
     @property
     def indexed_tags(self) -> frozenset[str]:
@@ -132,18 +137,18 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
             database was replaced by an older state.
     """
     rows = execute(connection, (lock_buffer if lock else select_buffer)(buffer_id))
-    return checked(rows[0] if rows else None, name)
+    return checked(rows, name)
 
 
-def checked(row: Any, name: str) -> BufferRow:
-    """Return a row that was read by the id of a buffer.
+def checked(rows: Sequence[Any], name: str) -> BufferRow:
+    """Return the row that was read by the id of a buffer.
 
     Raises:
         UnknownBufferError: There is none, or it is of another buffer: see `state`.
     """
-    if row is None or row.name != name:
+    if not rows or rows[0].name != name:
         raise UnknownBufferError(name)
-    return BufferRow.of(row)
+    return BufferRow.of(rows[0])
 
 
 def begin_snapshot(connection: Connection, buffer_id: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute
+from replaydb.database.reads import read_together
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, packs, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
 from replaydb.database.schema import group
+from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.counts import (
     count_groups,
     count_groups_in_flight,
@@ -39,11 +42,13 @@ from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
 def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
     """Return the statistics of a buffer; totals per task and status only with `sums`."""
-    state = buffers.state(connection, buffer_id, name)
-    counters = execute(connection, select_task_counters(buffer_id))
-    found = execute(connection, select_totals(buffer_id)) if sums else ()
+    reads = [select_buffer(buffer_id), select_task_counters(buffer_id)]
+    if sums:
+        reads.append(select_totals(buffer_id))
+    found, counters, *of_groups = read_together(connection, reads)
+    state = buffers.checked(found, name)
     totals = []
-    for row in found:
+    for row in chain.from_iterable(of_groups):
         facts = row._asdict()
         mean = facts.pop("mean_staleness")
         totals.append(

@@ -113,7 +113,7 @@ class LockedBuffer:
     @cached_property
     def now(self) -> datetime:
         """Time of the database's clock, read once, while the locks are held."""
-        return self.row.read_at or self.scope.backend.now(self.connection)
+        return self.row.time(self.scope.backend, self.connection)
 
     @property
     def is_comparable(self) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute
+from replaydb.database.engines.protocol import Backend
+from replaydb.database.reads import read_together
 from replaydb.database.repository import buffers
+from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.statistics import (
+    EPOCH,
     STALENESS_BINS,
     select_task_counters,
     sum_by_status,
@@ -25,34 +29,40 @@ _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
 def collect(
+    backend: Backend,
     connection: Connection,
     buffer_id: int,
     buffer_name: str,
     num_draws: int,
-    now: datetime,
     *,
     sums: bool,
 ) -> dict[str, float]:
     """Return the metrics of a buffer by name; `docs/training.md` lists them.
 
     Args:
+        backend: Backend of the database.
         connection: A snapshot.
         buffer_id: Id of the buffer.
         buffer_name: Name of the buffer.
         num_draws: Number of the last draws that count as recent.
-        now: Time from which ages are measured.
         sums: Whether to include sums over all groups.
 
     Raises:
         UnknownBufferError: The buffer was deleted.
     """
-    (last,) = execute(connection, sum_last_draws(buffer_id, num_draws))
+    reads = [
+        select_buffer(buffer_id),
+        select_task_counters(buffer_id),
+        sum_last_draws(buffer_id, num_draws),
+    ]
+    if sums:
+        reads.append(sum_by_status(buffer_id, num_draws))
+    found, counters, [last], *of_groups = read_together(connection, reads)
+    state = buffers.checked(found, buffer_name)
+    now = state.time(backend, connection)
     drawn = last._asdict()
-    found = execute(connection, sum_by_status(buffer_id, last.since, now)) if sums else ()
-    rows = [row._asdict() for row in found]
-    found = execute(connection, select_task_counters(buffer_id))
-    tasks = [row._asdict() for row in found]
-    state = buffers.state(connection, buffer_id, buffer_name)
+    tasks = [row._asdict() for row in counters]
+    rows = [_aged(row._asdict(), now) for row in chain.from_iterable(of_groups)]
     numbers = {
         **(_generated(rows) | _stored(rows, tasks) if sums else {}),
         **_from_counters(tasks),
@@ -62,6 +72,13 @@ def collect(
         **_cumulative(tasks),
     }
     return {name: float(number) for name, number in numbers.items() if number is not None}
+
+
+def _aged(row: dict[str, Any], now: datetime) -> dict[str, Any]:
+    """Return a row of `sum_by_status` with ages at a time."""
+    elapsed = (now - EPOCH).total_seconds()
+    ages = {"age_sum": row["age_sum"] + row["num_groups"] * elapsed}
+    return row | ages | {"age_max": row["age_max"] + elapsed}
 
 
 def _from_counters(tasks: _Rows) -> dict[str, Any]:

@@ -197,15 +197,16 @@ def waiting_times(
         return np.where(weights > 0.0, variates / weights, np.inf)
 
 
-def lock(connection: Connection, statement: Bound[Any]) -> tuple[Any, dict[str, TaskState]]:
+def lock(
+    connection: Connection, statement: Bound[Any]
+) -> tuple[Sequence[Any], dict[str, TaskState]]:
     """Lock tasks until the transaction ends. Tasks that do not exist are omitted.
 
     Returns:
-        The row of their buffer, or None if it does not exist, and the tasks by name.
+        Rows with the columns of their buffer, none if it does not exist; and the tasks by name.
     """
     rows = execute_locking(connection, statement)
-    locked = (row for row in rows if row.task_id is not None)
-    return rows[0] if rows else None, _task_states(locked)
+    return rows, _task_states(row for row in rows if row.task_id is not None)
 
 
 def read(connection: Connection, buffer_id: int) -> dict[str, TaskState]:

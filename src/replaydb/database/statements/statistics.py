@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -16,18 +16,19 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
-    true,
 )
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between, total
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
 from replaydb.database.staleness import current_staleness
-from replaydb.database.views import TRAINED
+from replaydb.database.views import was_trained_on
 from replaydb.episodes import GroupStatus
 
 
-def select_totals(buffer_id: int) -> Select[Any]:
+@prepared
+def select_totals(buffer_id: Any) -> Select[Any]:
     """Select counts, sizes, staleness and rewards per task and status."""
     staleness = current_staleness(buffer_id)
     return _by_status(
@@ -39,7 +40,8 @@ def select_totals(buffer_id: int) -> Select[Any]:
     )
 
 
-def select_task_counters(buffer_id: int) -> Select[Any]:
+@prepared
+def select_task_counters(buffer_id: Any) -> Select[Any]:
     """Select the counters of every task, and the version range of its samplable groups."""
 
     def version(pick: Callable[[Any], Any]) -> Label[int | None]:
@@ -103,6 +105,8 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
+#: Sums of ages are computed from this time on, so that they do not depend on the current time.
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 #: Bins of staleness: name, minimum and maximum.
 STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
     ("below_0", -(2**62), -1),
@@ -116,15 +120,15 @@ STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
 )
 
 
-def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
-    """Select sums over the groups of the last `limit` draws of a buffer, as one row.
+@prepared
+def sum_last_draws(buffer_id: Any, num_draws: Any) -> Select[Any]:
+    """Select sums over the groups of the last `num_draws` draws of a buffer, as one row.
 
     A draw replays a group if the group was trained on in an earlier draw.
     """
-    row = _last_drawn(buffer_id, limit).c
+    row = _last_drawn(buffer_id, num_draws).c
     again = row.replayed == 1
     return select(
-        func.min(row.created_at, type_=UtcDateTime()).label("since"),
         func.count(row.draw_id.distinct()).label("num_draws"),
         func.count().label("num_groups"),
         func.count(row.group_id.distinct()).label("num_distinct"),
@@ -142,7 +146,7 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
     )
 
 
-def _last_drawn(buffer_id: int, limit: int) -> Subquery:
+def _last_drawn(buffer_id: Any, limit: Any) -> Subquery:
     """Select the groups of the last draws of a buffer that were trained on."""
     recent = (
         select(draw.c.id, draw.c.created_at)
@@ -157,7 +161,7 @@ def _last_drawn(buffer_id: int, limit: int) -> Subquery:
         .where(
             earlier.c.group_id == draw_group.c.group_id,
             earlier.c.draw_id < draw_group.c.draw_id,
-            earlier.c.outcome.in_(TRAINED),
+            was_trained_on(earlier.c.outcome),
         )
         .exists()
     )
@@ -179,22 +183,22 @@ def _last_drawn(buffer_id: int, limit: int) -> Subquery:
             (group.id == draw_group.c.group_id)
             & (group.times_replaced == draw_group.c.times_replaced),
         )
-        .where(draw_group.c.outcome.in_(TRAINED))
+        .where(was_trained_on(draw_group.c.outcome))
         .subquery("drawn")
     )
 
 
-def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Select[Any]:
+@prepared
+def sum_by_status(buffer_id: Any, num_draws: Any) -> Select[Any]:
     """Select sums over the groups per task and status.
 
-    Args:
-        buffer_id: Id of the buffer.
-        since: Groups put from this time on are recent; None: all groups are.
-        now: Time from which ages are measured.
+    Groups are new if they were put after the first of the last `num_draws` draws of the buffer; all
+    are if it has none. `age_sum` and `age_max` are the ages at `EPOCH`, which are negative.
     """
-    age = seconds_between(group.created_at, literal(now, UtcDateTime()))
+    age = seconds_between(group.created_at, literal(EPOCH, UtcDateTime()))
     waited = seconds_between(group.completed_at, group.first_sampled_at)
-    new = true() if since is None else group.created_at >= since
+    since = select(func.min(_last_drawn(buffer_id, num_draws).c.created_at)).scalar_subquery()
+    new = since.is_(None) | (group.created_at >= since)
     even = group.reward_max == group.reward_min
     staleness = current_staleness(buffer_id)
     return _by_status(
@@ -219,7 +223,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
     )
 
 
-def _by_status(buffer_id: int, *sums: ColumnElement[Any]) -> Select[Any]:
+def _by_status(buffer_id: Any, *sums: ColumnElement[Any]) -> Select[Any]:
     """Select counts and sizes per task and status, and further aggregates."""
     return (
         select(

@@ -1,0 +1,76 @@
+"""Statements that are read together, in one statement on PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from replaydb import Buffer
+from replaydb.database.prepared import Bound, execute
+from replaydb.database.reads import read_together
+from replaydb.database.statements.buffer import select_buffer
+from replaydb.database.statements.episode_group import select_facts
+from replaydb.database.statements.payload import select_payloads, select_transcripts
+from replaydb.database.statements.statistics import (
+    select_task_counters,
+    select_totals,
+    sum_by_status,
+    sum_last_draws,
+)
+from support.connections import transaction
+from support.groups import conversation, group, groups
+
+IDS = [6, 2, 7, 4]
+READS: dict[str, list[Bound[Any]]] = {
+    "statistics": [
+        select_task_counters(1),
+        select_totals(1),
+        sum_last_draws(1, 100),
+        sum_by_status(1, 100),
+    ],
+    "groups": [select_facts(1, IDS), select_payloads(IDS), select_transcripts(IDS)],
+    "nothing": [select_facts(1, []), select_payloads([])],
+}
+
+
+@pytest.mark.parametrize("reads", READS.values(), ids=READS)
+async def test_rows_equal_those_of_separate_statements(
+    buffer: Buffer, url: str, engine_name: str, reads: list[Bound[Any]]
+) -> None:
+    """In their order, and with the same names and types."""
+    tags = {"level": [1, 2.5, None]}
+    await buffer.put([*groups(3), *groups(2, "code"), group("tagged", tags=tags)])
+    await buffer.open_group("gsm8k", "pieces", 1)
+    await buffer.add_episode("pieces", conversation())
+    await buffer.sample(5)
+    statements: list[str] = []
+
+    def count(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        statements.append(sql)
+
+    def described(results: list[Any]) -> list[Any]:
+        return [[repr(row._asdict()) for row in rows] for rows in results]
+
+    def work(connection: Connection) -> None:
+        event.listen(connection, "before_cursor_execute", count)
+        together = read_together(connection, reads)
+        assert len(statements) == (1 if engine_name == "postgresql" else len(reads))
+        event.remove(connection, "before_cursor_execute", count)
+        alone = [execute(connection, read) for read in reads]
+        # The second run uses the compiled statement.
+        assert described(together) == described(alone)
+        assert described(read_together(connection, reads)) == described(alone)
+
+    async with transaction(url) as connection:
+        await connection.run_sync(work)
+
+
+async def test_parameters_of_the_same_name_have_the_same_value(postgresql_url: str) -> None:
+    def work(connection: Connection) -> None:
+        with pytest.raises(ValueError, match="two values of the parameter buffer_id: 1, 2"):
+            read_together(connection, [select_buffer(1), select_totals(2)])
+
+    async with transaction(postgresql_url) as connection:
+        await connection.run_sync(work)
