@@ -262,11 +262,6 @@ class BufferSettings:
         return self.is_exclusive or self.task_capacity is not None
 
     @property
-    def keeps_all(self) -> bool:
-        """Whether puts and draws delete neither groups nor recorded draws."""
-        return self.keep_archived is None and self.keep_draws is None and self.on_evict != "delete"
-
-    @property
     def keeps_best(self) -> bool:
         """Whether new groups are refused if their priority is too low."""
         return self.eviction == "lowest_priority"

@@ -28,7 +28,7 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.task import update_tasks
-from replaydb.database.writes import MAX_BYTES, Write, write_last, write_together
+from replaydb.database.writes import MAX_BYTES, Write, postpone, write_together
 from support.connections import transaction
 from support.groups import episode as an_episode
 from support.groups import group, groups
@@ -153,7 +153,7 @@ async def test_postponed_writes_are_seen_by_the_next_statement(store: Store, url
     def work(connection: Connection) -> None:
         started = store._database.backend.now(connection)
         for name in ("first", "second"):
-            write_last(connection, [Write(insert(run), [new_run(name, started)])])
+            postpone(connection, Write(insert(run), [new_run(name, started)]))
         found.append([row.name for row in execute(connection, select(run.c.name))])
 
     await store._database.write(work)
@@ -167,7 +167,7 @@ async def test_postponed_writes_of_a_failed_transaction_are_discarded(store: Sto
 
     def work(connection: Connection) -> None:
         started = store._database.backend.now(connection)
-        write_last(connection, [Write(insert(run), [new_run("never", started)])])
+        postpone(connection, Write(insert(run), [new_run("never", started)]))
         raise ValueError("this transaction fails")
 
     with pytest.raises(ValueError, match="this transaction fails"):

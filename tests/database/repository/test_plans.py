@@ -118,7 +118,7 @@ from replaydb.database.statements.task import (
     update_tasks,
 )
 from replaydb.database.tag_lookups import lookups_in
-from replaydb.database.writes import combined
+from replaydb.database.writes import Part, combined
 from replaydb.policies import SimplePolicy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
@@ -608,8 +608,9 @@ async def test_statements_find_their_rows_by_index(connection: AsyncConnection, 
 
 @pytest.mark.parametrize("engine_name", ["postgresql"])
 async def test_rows_written_together_are_found_by_index(connection: AsyncConnection) -> None:
-    names = ("group_id", "priority"), ("task_id", "num_sampled")
-    statement = combined((update_each_group(), update_tasks()), names)
+    of_groups = Part(update_each_group(), ("group_id", "priority"), True)
+    of_tasks = Part(update_tasks(), ("task_id", "num_sampled"), True)
+    statement = combined((of_groups, of_tasks))
     values = {"group_id_0": [7, 8], "priority_0": [1.0, 2.0]}
     values |= {"task_id_1": [1], "num_sampled_1": [9]}
     plan = await plan_of(connection, statement, values)

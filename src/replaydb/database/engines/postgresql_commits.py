@@ -60,7 +60,7 @@ from sqlalchemy.sql.elements import Grouping
 from replaydb.database.engines.postgresql_limits import IDLE_IN_TRANSACTION_SECONDS, set_limits
 from replaydb.database.prepared import Bound, execute, prepared
 from replaydb.database.schema import commit_proof
-from replaydb.database.writes import finish_writes
+from replaydb.database.writes import send_writes
 
 #: Pause between attempts to read an outcome.
 PAUSE_SECONDS = 0.05
@@ -132,7 +132,7 @@ async def prove(connection: AsyncConnection, acknowledged: Acknowledged) -> bool
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
     proof = _prove(uid, number, *_keys(earlier))
-    [row] = await connection.run_sync(finish_writes, proof)
+    [row] = await connection.run_sync(send_writes, proof)
     connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
     if known is None:  # a new row: delete old ones, so that their number stays limited
         await connection.run_sync(execute, _delete_unused(RETENTION))

@@ -35,7 +35,7 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.payload import select_episode_page, select_transcripts
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
-from replaydb.database.writes import Write
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
@@ -201,8 +201,6 @@ def update_priorities(
 ) -> int:
     """Set the priorities of groups of locked tasks, and give them new exponential keys.
 
-    The rows are written at the end of the transaction, or by `buffer.write_now`.
-
     Args:
         buffer: The buffer.
         rows: Scalars of the groups.
@@ -234,5 +232,5 @@ def update_priorities(
                     "priority_key": key,
                 }
             )
-    buffer.last_writes.append(Write(update_each_group(), changes))
+    postpone(buffer.connection, Write(update_each_group(), changes))
     return len(changes)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute, execute_many, inserted_id
+from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.statements.buffer import insert_cursor, select_cursor, update_cursor
 from replaydb.database.statements.draw import (
@@ -22,7 +22,7 @@ from replaydb.database.statements.draw import (
     settle_groups,
 )
 from replaydb.database.statements.statistics import select_prompts
-from replaydb.database.writes import Write, write_together
+from replaydb.database.writes import Write, postpone, send_writes
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
@@ -32,7 +32,7 @@ _OUTCOMES = frozenset(DrawOutcome)
 def record(
     buffer: LockedBuffer, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Record the draw of a transaction, perhaps at its end. Return its id.
+    """Record the draw of a transaction. Return its id.
 
     Args:
         buffer: The buffer.
@@ -48,10 +48,7 @@ def record(
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
     writes.append(Write(insert_draw_groups(), rows))
-    if buffer.settings.keeps_all:
-        buffer.last_writes += writes
-    else:  # the call may still delete old draws, or groups with their rows in draws
-        write_together(buffer.connection, writes)
+    postpone(buffer.connection, *writes)
     return draw_id
 
 
@@ -139,10 +136,10 @@ def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
 def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
     """Write cursors. If two transactions create the same cursor, one of them is retried."""
     for name, value in sorted(cursors.items()):  # in a fixed order, to avoid deadlocks
-        values = {"value": value, "updated_at": buffer.now}
-        if execute(buffer.connection, update_cursor(buffer.id, name, values)) == 0:
-            row = {"buffer_id": buffer.id, "name": name, **values}
-            execute_many(buffer.connection, insert_cursor(), [row])
+        changed = send_writes(buffer.connection, update_cursor(buffer.id, name, value, buffer.now))
+        if changed == 0:
+            row = {"buffer_id": buffer.id, "name": name, "value": value, "updated_at": buffer.now}
+            postpone(buffer.connection, Write(insert_cursor(), [row]))
 
 
 def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:

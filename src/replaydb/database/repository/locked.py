@@ -16,7 +16,7 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.writes import Write, write_together
+from replaydb.database.writes import discard_writes, send_writes
 from replaydb.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,6 @@ class LockedBuffer:
         task_states: Locked tasks, by name.
         shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
-        last_writes: Rows that nothing else in the transaction reads. They are written in the last
-            statement before the commit.
         messages: Log messages of this transaction, as level and text.
     """
 
@@ -83,7 +81,6 @@ class LockedBuffer:
         self.task_states = task_states
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
-        self.last_writes: list[Write] = []
         self.messages: list[tuple[int, str]] = []
 
     @contextmanager
@@ -93,17 +90,15 @@ class LockedBuffer:
         All attributes are restored, including any that are added to the class later.
         """
         before = {name: _copy(value) for name, value in vars(self).items()}
+        send_writes(self.connection)
         try:
             with self.connection.begin_nested():
                 yield
+                send_writes(self.connection)
         except BaseException:
+            discard_writes(self.connection)
             vars(self).update(before)
             raise
-
-    def write_now(self) -> None:
-        """Write `last_writes`, for statements that read the rows."""
-        write_together(self.connection, self.last_writes)
-        self.last_writes = []
 
     @property
     def settings(self) -> BufferSettings:

@@ -114,6 +114,6 @@ def _locked(connection: Connection, scope: Scope, statement: Bound[Any]) -> Iter
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)
     changed = [task for name, task in buffer.task_states.items() if task != before[name]]
-    tasks.save(connection, changed, buffer.last_writes)
+    tasks.save(connection, changed)
     packs.save(connection, buffer.shares, lambda: buffer.now)
     scope.messages.extend(buffer.messages)

@@ -112,6 +112,5 @@ def _recompute_weights(buffer: LockedBuffer) -> None:
     priorities = {row.id: row.priority for row in rows}
     try:
         groups.update_priorities(buffer, rows, priorities)
-        buffer.write_now()
     except InvalidInputError as error:
         raise InvalidSettingsError(f"the priority of a stored group is invalid: {error}") from None

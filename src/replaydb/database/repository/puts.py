@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute, execute_many
+from replaydb.database.prepared import execute
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
     buffers,
@@ -39,7 +39,7 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
-from replaydb.database.writes import Write, write_together
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
 
@@ -165,16 +165,9 @@ class _Session:
             capacity.evict_excess(self.buffer, rivals)
 
     def flush(self) -> None:
-        """Write the rows of the puts stored so far, perhaps at the end of the transaction."""
+        """Write the rows of the puts stored so far."""
         self._add_keys(self.rows)
-        # Archived groups may be trimmed, and the tag index reads the rows.
-        is_read = bool(self.buffer.settings.indexed_tags) or any(
-            row["group_status"] == GroupStatus.ARCHIVED for row in self.rows
-        )
-        if is_read:
-            self._write(self.rows)
-        else:
-            self.buffer.last_writes.append(Write(insert_groups(), self.rows))
+        self._write(self.rows)
         self.rows = []
 
     def _add_keys(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -193,7 +186,7 @@ class _Session:
                 row["priority_key"] = task.priority_clock + prioritized
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        execute_many(self.buffer.connection, insert_groups(), rows)
+        postpone(self.buffer.connection, Write(insert_groups(), rows))
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
@@ -344,7 +337,7 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
         Write(insert_episodes(), episodes),
         Write(insert_transcripts(), texts),
     ]
-    write_together(connection, writes)
+    postpone(connection, *writes)
 
 
 def _delete_children(connection: Connection, ids: Sequence[int]) -> None:

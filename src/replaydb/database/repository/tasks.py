@@ -20,7 +20,7 @@ from replaydb.database.statements.task import (
     select_total_weight,
     update_tasks,
 )
-from replaydb.database.writes import Write, write_last, write_together
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DatabaseError
 from replaydb.settings import BufferSettings
@@ -267,14 +267,9 @@ def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None
 _SAVED = [field.name for field in fields(TaskState) if field.name not in ("buffer_id", "task_name")]
 
 
-def save(
-    connection: Connection, task_states: Sequence[TaskState], writes: Sequence[Write] = ()
-) -> None:
-    """Write task states back at the end of the transaction, together with its other writes."""
-    if any(task.is_inexact for task in task_states):
-        write_together(connection, writes)  # the sums include these groups
-        writes = ()
-        for task in task_states:
-            recompute_weight_if_inexact(connection, task)
+def save(connection: Connection, task_states: Sequence[TaskState]) -> None:
+    """Write task states back."""
+    for task in task_states:
+        recompute_weight_if_inexact(connection, task)
     rows = [{name: getattr(task, name) for name in _SAVED} for task in task_states]
-    write_last(connection, [*writes, Write(update_tasks(), rows)])
+    postpone(connection, Write(update_tasks(), rows))

@@ -69,7 +69,6 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         named = zip(update.names, update.priorities, strict=True)
         new = {found[name]: priority for name, priority in named if name in found}
         groups.update_priorities(buffer, rows, new)
-        buffer.write_now()
     if update.tags:
         _merge_tags(buffer, ids, update.tags)
     if update.reason is not None:

@@ -99,10 +99,11 @@ def select_cursor(buffer_id: int, name: str) -> Select[Any]:
     return select(cursor.c.value).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
 
 
-def update_cursor(buffer_id: int, name: str, values: Mapping[str, Any]) -> Update:
+@prepared
+def update_cursor(of_buffer: Any, of_name: Any, new_value: Any, now: Any) -> Update:
     """Update a cursor."""
-    mine = (cursor.c.buffer_id == buffer_id) & (cursor.c.name == name)
-    return update(cursor).where(mine).values(dict(values))
+    mine = (cursor.c.buffer_id == of_buffer) & (cursor.c.name == of_name)
+    return update(cursor).where(mine).values({cursor.c.value: new_value, cursor.c.updated_at: now})
 
 
 @cache
