@@ -104,7 +104,8 @@ class Drawing(BufferCore):
         def work(connection: Connection, scope: Scope) -> Drawn:
             nonlocal drawn
             is_recorded = scope.row.settings.record_draws and not request.is_claim
-            with tasks_locked(connection, scope, request.tasks, draws=is_recorded) as buffer:
+            new = {"draws": is_recorded, "leases": request.lease is not None}
+            with tasks_locked(connection, scope, request.tasks, **new) as buffer:
                 found = draws.draw(buffer, request)
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found

@@ -88,6 +88,13 @@ class next_draw_id(FunctionElement[int]):
     inherit_cache = True
 
 
+class next_lease_id(next_draw_id):
+    """A new id for a lease, in the same way."""
+
+    name = "next_lease_id"
+    inherit_cache = True
+
+
 class seconds_between(FunctionElement[float]):
     """Seconds from one time to another. Both are columns, or parameters of their type."""
 

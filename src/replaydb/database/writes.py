@@ -239,4 +239,5 @@ def _of_arrays(number: int, part: Part) -> Any:
         return None
 
     for_rows: Any = replacement_traverse(statement, {}, of_row)
-    return for_rows.values({name: new.c[name] for name in names if name not in explicit})
+    columns = {name: new.c[name] for name in names if name not in explicit}
+    return for_rows.values(columns) if columns else for_rows

@@ -737,9 +737,9 @@ async def test_leased_groups_are_found_by_their_lease(
 async def test_available_groups_are_read_from_task_counters(connection: AsyncConnection) -> None:
     assert (await plan_of(connection, select_available(1))).tables == {"task"}
     for lock in (
-        lock_all_tasks(1, True),
-        lock_tasks(1, TASKS[:2], True),
-        lock_buffer_and_tasks(1, False),
+        lock_all_tasks(1, True, True),
+        lock_tasks(1, TASKS[:2], True, True),
+        lock_buffer_and_tasks(1, False, False),
     ):
         plan = await plan_of(connection, locking(lock))
         of_plan = {"CONSTANT", "locked", "held"}
@@ -787,7 +787,7 @@ async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -
     def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
         statements.append(sql)
 
-    _, task_states = await connection.run_sync(tasks.lock, lock_all_tasks(1, False))
+    _, task_states = await connection.run_sync(tasks.lock, lock_all_tasks(1, False, False))
     event.listen(connection.sync_connection, "before_cursor_execute", record)
     await connection.run_sync(tasks.save, list(task_states.values()))
     (update,) = statements

@@ -24,6 +24,7 @@ from replaydb.database.expressions import (
     json_text,
     matches,
     next_draw_id,
+    next_lease_id,
     seconds_between,
     server_time,
 )
@@ -78,6 +79,11 @@ def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any)
 @compiles(next_draw_id, "postgresql")
 def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "nextval('draw_id_seq')"
+
+
+@compiles(next_lease_id, "postgresql")
+def _compile_next_lease_id(element: next_lease_id, compiler: SQLCompiler, **kw: Any) -> str:
+    return "nextval('lease_id_seq')"
 
 
 @compiles(seconds_between, "postgresql")

@@ -46,6 +46,7 @@ class BufferRow:
             which groups have not been processed.
         read_at: Time of the server's clock when it was read; None if that was not read as well.
         draw_id: Id for a draw; None if none was generated.
+        lease_id: Id for a lease; None if none was generated.
     """
 
     id: int
@@ -59,6 +60,7 @@ class BufferRow:
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
     draw_id: int | None = field(default=None, compare=False)
+    lease_id: int | None = field(default=None, compare=False)
 
     def time(self, backend: Backend, connection: Connection) -> datetime:
         """Return the time of the database's clock: when this was read, if it was read as well."""
@@ -84,6 +86,7 @@ class BufferRow:
             row.pending_tags or {},
             getattr(row, "read_at", None),
             getattr(row, "draw_id", None),
+            getattr(row, "lease_id", None),
         )
 
 

@@ -28,6 +28,7 @@ class Candidates:
         keys: Sort keys, smallest first: `ordered_reads.sort_key`, or the exponential key minus the
             task's clock.
         weights: Sampling weights.
+        num_bytes: Sizes of their payloads.
         eligible: False: the group is passed over.
         clock: The clock whose stored keys were read: groups that are taken or passed over need new
             ones. None: the keys are of a column, or were generated for this draw.
@@ -39,6 +40,7 @@ class Candidates:
     staleness: Sequence[int | None]
     keys: NDArray[np.float64]
     weights: NDArray[np.float64]
+    num_bytes: NDArray[np.int64]
     eligible: NDArray[np.bool_]
     clock: Clock | None
 
@@ -61,6 +63,7 @@ class Candidates:
             [row.staleness for row in rows],
             keys,
             np.array([row.weight for row in rows], np.float64),
+            np.array([row.num_bytes for row in rows], np.int64),
             np.ones(len(rows), np.bool_) if eligible is None else eligible,
             clock,
         )

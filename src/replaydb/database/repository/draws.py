@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute, execute_many
+from replaydb.database.prepared import execute
+from replaydb.database.records import Facts, Stored
 from replaydb.database.repository import (
     aging,
     groups,
@@ -50,6 +52,7 @@ from replaydb.database.statements.episode_group import (
     rekey,
 )
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
@@ -79,28 +82,25 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if not request.is_claim:
         aging.check_expired(buffer)
         limits.check_draw(buffer, request.count)
-    lease_id = None
-    if request.lease is not None:
-        lease_id = leases.create(buffer, request.lease.owner, request.lease.ttl)
-    drawing = _Drawing(buffer, request, lease_id)
+    drawing = _Drawing(buffer, request)
     parts = []
     for position, quota in enumerate(request.quotas):
-        parts.append(drawing.take(quota, request.least(position, len(drawing.taken))))
+        drawing.settle()  # the next quota reads the new keys
+        parts.append(drawing.choose(quota, request.least(position, len(drawing.taken))))
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
         raise NotEnoughGroupsError(request.count, 0)
-    drawn = replace(Drawn.concatenate(parts), lease_id=lease_id)
-    backend, stored = buffer.scope.backend, None
-    # Before what is archived loses its payload.
-    if backend.has_one_connection or buffer.row.uses_payload_store:
-        stored = groups.fetch(backend, buffer.connection, buffer.id, drawn.ids)
+    drawn = Drawn.concatenate(parts)
+    # Before the groups are changed: the changes are then sent with the last statement, and what is
+    # archived has its payload yet.
+    rows, stored = drawing.read(drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)
-    rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
-    drawn = replace(drawn, rows=rows, stored=stored and stored._replace(groups=rows))
-    if stored is None and not retired and drawn.num_bytes <= backend.small_draw_bytes:
-        drawn = replace(drawn, stored=groups.stored(backend, buffer.connection, rows))
+    if retired:
+        rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
+    stored = stored and stored._replace(groups=rows)
+    drawn = replace(drawn, rows=rows, stored=stored, lease_id=drawing.lease_id)
     if buffer.settings.record_draws and not request.is_claim:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
     if buffer.settings.on_evict == "delete":
@@ -111,15 +111,22 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
 class _Drawing:
     """One draw in progress: reads candidates, chooses among them, and updates the chosen groups."""
 
-    def __init__(self, buffer: LockedBuffer, request: DrawRequest, lease_id: int | None) -> None:
+    def __init__(self, buffer: LockedBuffer, request: DrawRequest) -> None:
         self._buffer = buffer
         self._connection = buffer.connection
         self._request = request
-        self._lease_id = lease_id
+        self._num_bytes = 0
+        self._chosen: list[_Chosen] = []
         self.taken: list[int] = []
 
-    def take(self, quota: Quota, least: int) -> Drawn:
-        """Take the first eligible groups of a quota, over all its tasks.
+    @cached_property
+    def lease_id(self) -> int | None:
+        """Id of the lease, which is inserted with the first groups; None if they are sampled."""
+        terms = self._request.lease
+        return None if terms is None else leases.create(self._buffer, terms.owner, terms.ttl)
+
+    def choose(self, quota: Quota, least: int) -> Drawn:
+        """Choose the first eligible groups of a quota, over all its tasks. `settle` takes them.
 
         Raises:
             NotEnoughGroupsError: There are not even `least`.
@@ -155,8 +162,46 @@ class _Drawing:
         for part in candidates:
             start, end = end, end + len(part.ids)
             mine = chosen[(chosen >= start) & (chosen < end)] - start
-            self._settle(order, part, mine, elapsed)
+            self._num_bytes += int(part.num_bytes[mine].sum())
+            self._chosen.append(_Chosen(order, part, mine, elapsed))
         return drawn
+
+    def read(self, ids: Sequence[int]) -> tuple[Sequence[Facts], Stored | None]:
+        """Take the groups that were chosen last. Return the rows of groups as they are then.
+
+        Return everything stored of them, too, if it is small or cannot be read by another
+        connection.
+        """
+        buffer, backend = self._buffer, self._buffer.scope.backend
+        stored = None
+        if self._num_bytes <= backend.small_draw_bytes:
+            stored = groups.fetch_small(backend, self._connection, buffer.id, ids)
+        elif backend.has_one_connection or buffer.row.uses_payload_store:
+            stored = groups.fetch(backend, self._connection, buffer.id, ids)
+        rows = groups.facts(self._connection, buffer.id, ids) if stored is None else stored.groups
+        before = {group_id for one in self._chosen for group_id in one.ids}
+        self.settle()
+        return [self._changed(row) if row["id"] in before else row for row in rows], stored
+
+    def _changed(self, row: Facts) -> Facts:
+        """Return the row of a group as `settle` changes it."""
+        if self._request.is_claim:
+            return row
+        now = self._buffer.now
+        changed = {
+            **row,
+            "times_sampled": row["times_sampled"] + 1,
+            "first_sampled_at": row["first_sampled_at"] or now,
+            "last_sampled_at": now,
+        }
+        if self.lease_id is None:
+            return changed
+        version = row["comparable_version"]
+        return changed | {
+            "group_status": GroupStatus.LEASED.value,
+            "leased_from": row["group_status"],
+            "staleness": None if version is None else self._buffer.row.policy_version - version,
+        }
 
     def record(self, drawn: Drawn) -> int:
         """Record the draw in the lineage. Return its id."""
@@ -176,7 +221,7 @@ class _Drawing:
             drawn.staleness,
             [replaced[group_id] for group_id in drawn.ids],
         )
-        outcome = DrawOutcome.SAMPLED if self._lease_id is None else DrawOutcome.LEASED
+        outcome = DrawOutcome.SAMPLED if self.lease_id is None else DrawOutcome.LEASED
         common = {"outcome": outcome.value}
         rows = [common | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
         return lineage.record(self._buffer, facts, rows)
@@ -185,7 +230,7 @@ class _Drawing:
         """Archive groups that have reached `max_times_sampled`; leased ones wait for their ack."""
         settings = self._buffer.settings
         limit = settings.draw_limit
-        if limit is None or self._lease_id is not None:
+        if limit is None or self.lease_id is not None:
             return []
         rows = groups.scalars(self._connection, self._buffer.id, self.taken)
         done = [row for row in rows if row.times_sampled >= limit]
@@ -288,7 +333,7 @@ class _Drawing:
             clock=order.clock,
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
-        self._settle(order, passed, np.zeros(0, np.int64), elapsed)
+        self._settle([_Chosen(order, passed, np.zeros(0, np.int64), elapsed)])
 
     def _scan(
         self,
@@ -322,47 +367,81 @@ class _Drawing:
     def _is_selective(self, task: TaskState, eligible: ColumnElement[bool] | None) -> bool:
         return tags.is_selective(self._connection, self._buffer.row, eligible, _max_lookups(task))
 
-    def _settle(
-        self, order: Order, part: Candidates, chosen: NDArray[np.int64], elapsed: float
-    ) -> None:
-        """Count or lease the groups chosen, advance the clock, and set new keys of those passed."""
-        task = part.task
-        ids = part.ids[chosen].tolist()
-        if self._request.is_claim:
-            execute(self._connection, claim_groups(ids, self._lease_id))
-            return
-        task.num_sampled += len(ids)
-        if self._lease_id is not None and ids:
-            version = self._buffer.row.policy_version
-            execute(
-                self._connection,
-                mark_leased(ids, self._lease_id, self._buffer.now, version),
-            )
-            sums = GroupSums(len(ids), float(part.weights[chosen].sum()), 0, 0)
-            # The sizes stay: what is leased is stored like what can be drawn.
-            task.move(part.status, GroupStatus.LEASED, sums)
-        elif part.clock is None and ids:
-            execute(self._connection, mark_sampled(ids, self._buffer.now))
-        if part.clock is None:
-            return
+    def settle(self) -> None:
+        """Take the groups that were chosen last: count or lease them, and set new keys."""
+        chosen, self._chosen = self._chosen, []
+        if chosen:
+            self._settle(chosen)
 
-        task.advance_clock(part.clock, elapsed)
-        tasks.set_back_if_late(self._connection, task, part.clock)
-        passed = np.flatnonzero(~part.eligible & (part.keys <= elapsed))
-        # What is leased gets its next arrival when it comes back.
-        again = passed if self._lease_id is not None else np.concatenate([chosen, passed])
-        variates = task.exponentials(self._buffer.settings, len(again))
-        keys = task.time(part.clock) + waiting_times(
-            variates, rates(part.clock, part.weights[again])
-        )
-        changes = [
-            {"group_id": group_id, "new_key": key, "now": self._buffer.now}
-            for group_id, key in zip(part.ids[again].tolist(), keys.tolist(), strict=True)
-        ]
-        counted = changes[: len(again) - len(passed)]
-        skipped = changes[len(counted) :]
-        execute_many(self._connection, mark_sampled_and_rekey(order), counted)
-        execute_many(self._connection, rekey(order), skipped)
+    def _settle(self, chosen: Sequence[_Chosen]) -> None:
+        ids = [group_id for one in chosen for group_id in one.ids]
+        if self._request.is_claim:
+            if ids:
+                postpone(self._connection, claim_groups(ids, self.lease_id))
+            return
+        counted: dict[Order, list[dict[str, Any]]] = {}
+        skipped: dict[Order, list[dict[str, Any]]] = {}
+        unkeyed: list[int] = []
+        for one in chosen:
+            part, task = one.part, one.part.task
+            task.num_sampled += len(one.ids)
+            if self.lease_id is not None:
+                sums = GroupSums(len(one.ids), float(part.weights[one.positions].sum()), 0, 0)
+                # The sizes stay: what is leased is stored like what can be drawn.
+                task.move(part.status, GroupStatus.LEASED, sums)
+            if part.clock is None:
+                unkeyed += one.ids
+                continue
+            task.advance_clock(part.clock, one.elapsed)
+            tasks.set_back_if_late(self._connection, task, part.clock)
+            passed = np.flatnonzero(~part.eligible & (part.keys <= one.elapsed))
+            # What is leased gets its next arrival when it comes back.
+            again = passed if self.lease_id is not None else np.append(one.positions, passed)
+            variates = task.exponentials(self._buffer.settings, len(again))
+            keys = task.time(part.clock) + waiting_times(
+                variates, rates(part.clock, part.weights[again])
+            )
+            changes = [
+                {"group_id": group_id, "new_key": key, "now": self._buffer.now}
+                for group_id, key in zip(part.ids[again].tolist(), keys.tolist(), strict=True)
+            ]
+            number = len(again) - len(passed)
+            counted.setdefault(one.order, []).extend(changes[:number])
+            skipped.setdefault(one.order, []).extend(changes[number:])
+        if self.lease_id is not None and ids:
+            version = self._buffer.row.policy_version
+            leased = mark_leased(ids, self.lease_id, self._buffer.now, version)
+            postpone(self._connection, leased)
+        elif unkeyed:
+            postpone(self._connection, mark_sampled(unkeyed, self._buffer.now))
+        for order, rows in counted.items():
+            postpone(self._connection, Write(mark_sampled_and_rekey(order), rows))
+        for order, rows in skipped.items():
+            keys_only = [{"group_id": row["group_id"], "new_key": row["new_key"]} for row in rows]
+            postpone(self._connection, Write(rekey(order), keys_only))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Groups of one partition that were chosen, and those that were passed over.
+
+    Attributes:
+        order: The order in which they were read.
+        part: All groups that were read.
+        positions: Positions of the chosen ones in `part` [n].
+        elapsed: How far the clock of the partition advances.
+    """
+
+    order: Order
+    part: Candidates
+    positions: NDArray[np.int64]
+    elapsed: float
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the chosen groups."""
+        ids: list[int] = self.part.ids[self.positions].tolist()
+        return ids
 
 
 def _max_lookups(task: TaskState) -> int:

@@ -32,7 +32,11 @@ from replaydb.database.statements.episode_group import (
     select_scalars_by_id,
     update_each_group,
 )
-from replaydb.database.statements.payload import select_episode_page, select_transcripts
+from replaydb.database.statements.payload import (
+    select_episode_page,
+    select_payloads,
+    select_transcripts,
+)
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
 from replaydb.database.writes import Write, postpone
@@ -183,7 +187,10 @@ def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> S
 
 def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the payload rows of groups. Rows of parts in packs have the pack's name as `pack`."""
-    parts = backend.read_payloads(connection, ids)
+    return _with_packs(connection, backend.read_payloads(connection, ids))
+
+
+def _with_packs(connection: Connection, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if packed := {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}:
         names = packs.names(connection, packed)
         for part in parts:
@@ -194,6 +201,18 @@ def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> li
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
     """Return everything stored of groups, given their ids. Ids not in the buffer are omitted."""
     return stored(backend, connection, facts(connection, buffer_id, ids))
+
+
+def fetch_small(
+    backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]
+) -> Stored:
+    """Return the same as `fetch`. A server assembles it all in memory, for one round trip."""
+    if connection.dialect.name != "postgresql":
+        return fetch(backend, connection, buffer_id, ids)
+    reads = [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
+    found = read_together(connection, reads)
+    rows, parts, texts = ([row._asdict() for row in some] for some in found)
+    return Stored(rows, _with_packs(connection, parts), texts)
 
 
 def update_priorities(

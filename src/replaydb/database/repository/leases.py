@@ -19,10 +19,12 @@ from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.episode_group import select_scalars
 from replaydb.database.statements.lease import (
+    delete_lease,
     delete_lease_if_empty,
     delete_overdue_leases,
     end_overdue_leases,
     extend_lease,
+    insert_known_lease,
     insert_lease,
     select_lease_owners,
     select_leased,
@@ -30,6 +32,7 @@ from replaydb.database.statements.lease import (
     select_leases,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, overdue
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
 from replaydb.results import DrawOutcome, LeaseInfo
@@ -48,7 +51,11 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
         "acquired_at": buffer.now,
         "expires_at": buffer.now + timedelta(seconds=ttl),
     }
-    return inserted_id(buffer.connection, insert_lease(), values)
+    lease_id = buffer.row.lease_id
+    if lease_id is None:
+        return inserted_id(buffer.connection, insert_lease(), values)
+    postpone(buffer.connection, Write(insert_known_lease(), [{"id": lease_id, **values}]))
+    return lease_id
 
 
 def list_leases(
@@ -129,7 +136,7 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
     lineage.settle(buffer, _ids(rows), DrawOutcome.ACKED, None)
     transitions.retire(buffer, done, "acked", keep_payload=keep)
     _return(buffer, [(row, {"attempts": 0}) for row in again])
-    _delete_if_empty(buffer, lease_id)
+    _delete_if_empty(buffer, lease_id, ids)
 
 
 def nack(
@@ -148,7 +155,7 @@ def nack(
     rows = _leased(buffer, lease_id, ids)
     _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
-    _delete_if_empty(buffer, lease_id)
+    _delete_if_empty(buffer, lease_id, ids)
 
 
 def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -> None:
@@ -166,7 +173,7 @@ def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -
     lineage.settle(buffer, _ids(failed), DrawOutcome.NACKED, reason)
     _undo(buffer, others, OTHERS_FAILED, attempts=0)
     lineage.settle(buffer, _ids(others), DrawOutcome.NACKED, OTHERS_FAILED)
-    _delete_if_empty(buffer, lease_id)
+    _delete_if_empty(buffer, lease_id, None)
 
 
 def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> None:
@@ -179,7 +186,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
     changes = [(row, {"status_reason": reason}) for row in rows]
     transitions.move(buffer, changes, GroupStatus.FILTERED)
     lineage.settle(buffer, _ids(rows), DrawOutcome.REJECTED, reason)
-    _delete_if_empty(buffer, lease_id)
+    _delete_if_empty(buffer, lease_id, ids)
 
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
@@ -190,7 +197,7 @@ def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
     rows = [row for row in found if row.id is not None]
     _undo(buffer, rows, reason)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
-    _delete_if_empty(buffer, lease_id)
+    _delete_if_empty(buffer, lease_id, None)
     return _ids(rows)
 
 
@@ -286,8 +293,12 @@ def _return(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
             transitions.move(buffer, members, status)
 
 
-def _delete_if_empty(buffer: LockedBuffer, lease_id: int) -> None:
-    execute(buffer.connection, delete_lease_if_empty(lease_id))
+def _delete_if_empty(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
+    """Delete a lease that has lost all groups (`ids` is None), or some, if none is left."""
+    if ids is None:
+        postpone(buffer.connection, delete_lease(lease_id))
+    else:
+        execute(buffer.connection, delete_lease_if_empty(lease_id))
 
 
 def _ids(rows: Sequence[Any]) -> list[int]:

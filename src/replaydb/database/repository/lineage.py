@@ -57,8 +57,7 @@ def settle(
 ) -> None:
     """Record the outcome of groups whose lease ends."""
     if ids:
-        settled = settle_groups(ids, outcome.value, reason, buffer.now)
-        execute(buffer.connection, settled)
+        postpone(buffer.connection, settle_groups(ids, outcome.value, reason, buffer.now))
 
 
 def record_lost(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:

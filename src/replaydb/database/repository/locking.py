@@ -43,6 +43,7 @@ def tasks_locked(
     names: Collection[str] | None,
     *,
     draws: bool = False,
+    leases: bool = False,
 ) -> Iterator[LockedBuffer]:
     """Lock some or all tasks, or the whole buffer if its settings require that.
 
@@ -54,17 +55,18 @@ def tasks_locked(
         scope: Buffer and run of the call.
         names: Names of the tasks; None: all.
         draws: Whether a draw is made, which will be recorded.
+        leases: Whether a lease is made.
 
     Raises:
         LostRaceError: The settings were changed, and now require other locks than were taken.
     """
     cached = scope.row.settings
     if cached.is_exclusive:
-        statement = lock_buffer_and_tasks(scope.buffer_id, draws)
+        statement = lock_buffer_and_tasks(scope.buffer_id, draws, leases)
     elif names is None:
-        statement = lock_all_tasks(scope.buffer_id, draws)
+        statement = lock_all_tasks(scope.buffer_id, draws, leases)
     else:
-        statement = lock_tasks(scope.buffer_id, sorted(names), draws)
+        statement = lock_tasks(scope.buffer_id, sorted(names), draws, leases)
     with _locked(connection, scope, statement) as buffer:
         if buffer.settings.is_exclusive != cached.is_exclusive:
             raise LostRaceError("another transaction changed settings that determine the locks")
@@ -75,7 +77,7 @@ def tasks_locked(
 @contextmanager
 def buffer_locked(connection: Connection, scope: Scope) -> Iterator[LockedBuffer]:
     """Lock the buffer and all its tasks."""
-    with _locked(connection, scope, lock_buffer_and_tasks(scope.buffer_id, False)) as buffer:
+    with _locked(connection, scope, lock_buffer_and_tasks(scope.buffer_id, False, False)) as buffer:
         yield buffer
 
 

@@ -44,7 +44,7 @@ def repair_counters(connection: Connection, buffer_id: int, buffer_name: str) ->
     Returns:
         The number of tasks that had wrong counters.
     """
-    found, task_states = tasks.lock(connection, lock_buffer_and_tasks(buffer_id, False))
+    found, task_states = tasks.lock(connection, lock_buffer_and_tasks(buffer_id, False, False))
     buffers.checked(found, buffer_name)
     wrong = _wrong(connection, buffer_id, task_states)
     tasks.save(connection, [task for task, _ in wrong.values()])

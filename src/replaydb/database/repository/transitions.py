@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute, execute_many
+from replaydb.database.prepared import execute
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
@@ -32,6 +32,7 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.lease import delete_lease_if_empty, select_leases_of
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks
+from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 
 #: Scalars of a group, and other columns to change with its status: the same ones for all groups.
@@ -46,7 +47,7 @@ def move(
     """Set a status other than completed, and end any lease on the groups."""
     _leave(buffer, [row for row, _ in changes], status)
     new = [_changed(row, status, values) for row, values in changes]
-    execute_many(buffer.connection, update_each_group(), new)
+    postpone(buffer.connection, Write(update_each_group(), new))
 
 
 def reopen(
@@ -72,7 +73,7 @@ def reopen(
                 "priority_key": task.priority_clock + prioritized,
             }
             new.append(_changed(row, status, values) | keys)
-    execute_many(buffer.connection, update_each_group(), new)
+    postpone(buffer.connection, Write(update_each_group(), new))
 
 
 def archive(
@@ -88,14 +89,14 @@ def archive(
     _leave(buffer, rows, GroupStatus.ARCHIVED)
     ids = [row.id for row in rows]
     if keep_payload:
-        execute(buffer.connection, archive_groups(ids, reason, buffer.now))
+        postpone(buffer.connection, archive_groups(ids, reason, buffer.now))
         return
-    execute(buffer.connection, archive_scalars(ids, reason, buffer.now))
+    postpone(buffer.connection, archive_scalars(ids, reason, buffer.now))
     if buffer.row.uses_payload_store:
         packs.release(buffer.connection, ids, buffer.shares)
     else:
-        execute(buffer.connection, delete_payloads(ids))
-    execute(buffer.connection, delete_transcripts(ids))
+        postpone(buffer.connection, delete_payloads(ids))
+    postpone(buffer.connection, delete_transcripts(ids))
 
 
 def retire(

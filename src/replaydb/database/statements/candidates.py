@@ -121,6 +121,7 @@ _CANDIDATE = (
     group.id,
     group.weight,
     current_staleness(bindparam("partition_buffer_id")).label("staleness"),
+    group.num_bytes,
 )
 _ID = group.id.type
 
@@ -133,10 +134,10 @@ def select_first(
     *,
     unknown: bool = False,
 ) -> Bound[Select[Any]]:
-    """Select the first groups of a partition in an order, as (id, weight, staleness, key, ...).
+    """Select the first groups of a partition in an order.
 
-    The last columns are `num_tokens`, `num_bytes` and `created_at`. An index read in descending
-    order returns the newest of equal keys first, whatever `order` says about equal keys.
+    The columns are those of `_CANDIDATE`, `key`, `num_tokens` and `created_at`. An index read in
+    descending order returns the newest of equal keys first, whatever `order` says about them.
 
     Args:
         partition: The groups.
@@ -167,7 +168,7 @@ def _in_order(
     order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool, equals: bool
 ) -> Select[Any]:
     key = order.column
-    more = (group.num_tokens, group.num_bytes, group.created_at)
+    more = (group.num_tokens, group.created_at)
     statement = select(*_CANDIDATE, key.label("key"), *more)
     # Groups that were never drawn are not in the index of last draws. `first` reads them after all
     # groups that were drawn, if these were too few: so the read by age passes over few rows.
@@ -200,7 +201,7 @@ def select_by_key(
     eligible: ColumnElement[bool] | None,
     after: tuple[float, int] | None,
 ) -> Bound[Select[Any]]:
-    """Select a page of an idle partition by key, as (id, weight, staleness, key, eligible)."""
+    """Select a page of an idle partition by key: columns of `_CANDIDATE`, `key` and others."""
     values = partition.values | {"most": limit}
     if after is not None:
         values |= {"after_key": after[0], "after_id": after[1]}
@@ -211,7 +212,8 @@ def select_by_key(
 def _by_key(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
     key = order.column
     verdict = true() if eligible is None else _verdict(eligible)
-    statement = select(*_CANDIDATE, key.label("key"), verdict.label("eligible"))
+    more = (verdict.label("eligible"), group.task_name)
+    statement = select(*_CANDIDATE, key.label("key"), *more)
     statement = statement.where(_MEMBERS & IS_IDLE)
     if later:
         after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
@@ -230,7 +232,7 @@ def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
 def select_eligible(
     partition: Partition, eligible: ColumnElement[bool] | None
 ) -> Bound[Select[Any]]:
-    """Select every eligible group of a partition, as (id, weight, staleness), in order of ids."""
+    """Select every eligible group of a partition: `_CANDIDATE`, in order of ids."""
     statement = select(*_CANDIDATE).where(_MEMBERS)
     if eligible is not None:
         statement = statement.where(eligible)
@@ -240,7 +242,7 @@ def select_eligible(
 def select_among(
     partition: Partition, order: Order, ids: Sequence[int], eligible: ColumnElement[bool] | None
 ) -> Select[Any]:
-    """Select eligible groups of a partition by id, as (id, weight, staleness, key)."""
+    """Select eligible groups of a partition by id: columns of `_CANDIDATE`, and `key`."""
     condition = (
         (group.buffer_id == partition.buffer_id)
         & (group.task_name == partition.task_name)

@@ -44,6 +44,7 @@ _FACTS = (
     group.group_status,
     group.leased_from,
     current_staleness().label("staleness"),
+    group.comparable_version,
     group.priority,
     group.num_episodes,
     group.expected_episodes,
@@ -230,7 +231,7 @@ def rekey(order: Order) -> Update:
     return (
         update(episode_group)
         .where(group.id == bindparam("group_id"))
-        .values({order.column: bindparam("new_key")})
+        .values({order.column: bindparam("new_key", type_=order.column.type)})
     )
 
 

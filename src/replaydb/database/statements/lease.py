@@ -34,6 +34,12 @@ def insert_lease() -> Insert:
     return insert(lease).returning(lease.c.id)
 
 
+@cache
+def insert_known_lease() -> Insert:
+    """Insert a lease, given as a dict of its columns with its id."""
+    return insert(lease)
+
+
 def select_leases(
     buffer_id: int, now: datetime, lease_id: int | None = None, *, expired: bool = False
 ) -> Select[Any]:
@@ -137,6 +143,12 @@ def select_leases_of(condition: ColumnElement[bool]) -> Select[Any]:
     """Select the leases of leased groups that meet a condition, without claims of pending ones."""
     leased = group.group_status == GroupStatus.LEASED.value
     return select(group.lease_id).where(condition, leased).distinct()
+
+
+@prepared
+def delete_lease(lease_id: Any) -> Delete:
+    """Delete a lease that has no groups."""
+    return delete(lease).where(lease.c.id == lease_id)
 
 
 @prepared

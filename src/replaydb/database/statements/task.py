@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among, next_draw_id, server_time
+from replaydb.database.expressions import among, next_draw_id, next_lease_id, server_time
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import buffer, group, task
 from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE
@@ -45,7 +45,7 @@ def insert_tasks() -> Insert:
 
 
 @prepared
-def lock_tasks(buffer_id: Any, names: Any, draws: Any) -> Select[Any]:
+def lock_tasks(buffer_id: Any, names: Any, draws: Any, leases: Any) -> Select[Any]:
     """Lock some tasks, always in the same order, to avoid deadlocks. Select them and the buffer.
 
     Rows that refer to a locked row can still be inserted (`key_share`), as for buffers: a foreign
@@ -55,22 +55,22 @@ def lock_tasks(buffer_id: Any, names: Any, draws: Any) -> Select[Any]:
     the columns of the task. Only the first row has the buffer's JSON values.
     """
     some = select_tasks.build(buffer_id).where(among(task.c.task_name, names))
-    return _locked(some, buffer_id, draws)
+    return _locked(some, buffer_id, draws, leases)
 
 
 @prepared
-def lock_all_tasks(buffer_id: Any, draws: Any) -> Select[Any]:
+def lock_all_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
     """As `lock_tasks`, for all tasks."""
-    return _locked(select_tasks.build(buffer_id), buffer_id, draws)
+    return _locked(select_tasks.build(buffer_id), buffer_id, draws, leases)
 
 
 @prepared
-def lock_buffer_and_tasks(buffer_id: Any, draws: Any) -> Select[Any]:
+def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
     """As `lock_all_tasks`, with a lock of the buffer, which is taken first."""
     mine = select(buffer.c.id).where(buffer.c.id == buffer_id)
     held = mine.with_for_update(key_share=True).cte("held")
     every = select_tasks.build(buffer_id).where(task.c.buffer_id == held.c.id)
-    return _locked(every, buffer_id, draws).where(buffer.c.id == held.c.id)
+    return _locked(every, buffer_id, draws, leases).where(buffer.c.id == held.c.id)
 
 
 @prepared
@@ -78,27 +78,29 @@ def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """As `lock_tasks`, for the tasks of the groups of a lease."""
     names = select(group.task_name).where(group.lease_id == lease_id)
     some = select_tasks.build(buffer_id).where(task.c.task_name.in_(names))
-    return _locked(some, buffer_id, false())
+    return _locked(some, buffer_id)
 
 
 @prepared
 def lock_expiring_tasks(buffer_id: Any, most: Any) -> Select[Any]:
     """As `lock_tasks`, for up to `most` tasks that may have groups that are too stale."""
     some = select_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
-    return _locked(some, buffer_id, false())
+    return _locked(some, buffer_id)
 
 
 @prepared
 def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
     """As `lock_tasks`, for up to `most` tasks whose column `staleness` is behind."""
     some = select_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
-    return _locked(some, buffer_id, false())
+    return _locked(some, buffer_id)
 
 
-def _locked(tasks: Select[Any], buffer_id: Any, draws: Any) -> Select[Any]:
+def _locked(
+    tasks: Select[Any], buffer_id: Any, draws: Any = None, leases: Any = None
+) -> Select[Any]:
     """Select tasks, locked, with their buffer; the first time only the first of them.
 
-    See `execute_locking`.
+    See `execute_locking`. If `draws` or `leases` is true, a new id of that table is selected.
     """
     locked = tasks.with_for_update(key_share=True, of=task).cte("locked")
     first = select(func.min(locked.c.task_id)).scalar_subquery()  # reads all, and so locks them
@@ -107,10 +109,15 @@ def _locked(tasks: Select[Any], buffer_id: Any, draws: Any) -> Select[Any]:
         case((is_first, column)).label(column.name) if column.name in _LARGE else column
         for column in buffer.c
     )
-    draw_id = (
-        select(next_draw_id())
-        .where(and_(_IS_LAST, type_coerce(draws, Boolean())))
+    new_ids = (
+        select(new)
+        .where(and_(_IS_LAST, false() if wanted is None else type_coerce(wanted, Boolean())))
         .scalar_subquery()
+        .label(name)
+        for name, new, wanted in (
+            ("draw_id", next_draw_id(), draws),
+            ("lease_id", next_lease_id(), leases),
+        )
     )
     return (
         select(
@@ -118,7 +125,7 @@ def _locked(tasks: Select[Any], buffer_id: Any, draws: Any) -> Select[Any]:
             USES_PAYLOAD_STORE,
             *locked.c,
             server_time().label("read_at"),
-            draw_id.label("draw_id"),
+            *new_ids,
             _IS_LAST.label("is_last"),
         )
         .select_from(BUFFERS.outerjoin(locked, or_(_IS_LAST, locked.c.task_id == first)))
