@@ -26,9 +26,9 @@ async def lease_and_ack(buffer: Buffer, number: int) -> None:
 CALLS: dict[str, tuple[int, Call]] = {
     "put of one group": (6, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (6, lambda it, n: it.put([group(version=n) for _ in range(50)])),
-    "sample": (6, lambda it, n: it.sample(8)),
-    "lease and ack": (11, lease_and_ack),
-    "update_priorities": (5, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
+    "sample": (5, lambda it, n: it.sample(8)),
+    "lease and ack": (9, lease_and_ack),
+    "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
     "advance_policy": (11, lambda it, n: it.advance_policy(n)),
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from replaydb import Buffer
+from replaydb import Buffer, Store
 from replaydb.database.prepared import Bound, execute
 from replaydb.database.reads import read_together
-from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.episode_group import select_facts
 from replaydb.database.statements.payload import select_payloads, select_transcripts
 from replaydb.database.statements.statistics import (
@@ -67,10 +66,13 @@ async def test_rows_equal_those_of_separate_statements(
         await connection.run_sync(work)
 
 
-async def test_parameters_of_the_same_name_have_the_same_value(postgresql_url: str) -> None:
-    def work(connection: Connection) -> None:
-        with pytest.raises(ValueError, match="two values of the parameter buffer_id: 1, 2"):
-            read_together(connection, [select_buffer(1), select_totals(2)])
+async def test_the_same_statement_with_different_values(store: Store, url: str) -> None:
+    for name in ("first", "second"):
+        await (await store.buffer(name)).put(group(task=name))
 
-    async with transaction(postgresql_url) as connection:
+    def work(connection: Connection) -> None:
+        found = read_together(connection, [select_task_counters(2), select_task_counters(1)])
+        assert [[row.task_name for row in rows] for rows in found] == [["second"], ["first"]]
+
+    async with transaction(url) as connection:
         await connection.run_sync(work)

@@ -146,6 +146,14 @@ async def test_large_rows_are_written_one_table_after_the_other(
     assert len(statements) == 2
 
 
+async def test_cursors_of_every_kind_are_written_together(buffer: Buffer) -> None:
+    """A list is one value, not an array of values."""
+    cursors = {"list": [1.0, "a", [2]], "nothing": [], "text": "a", "object": {"a": [1]}}
+    for _ in range(2):
+        await buffer.put([group(), group()], cursor=cursors)
+        assert {name: await buffer.cursor(name) for name in cursors} == cursors
+
+
 async def test_postponed_writes_are_seen_by_the_next_statement(store: Store, url: str) -> None:
     await store.buffer("math")
     found: list[list[str]] = []

@@ -50,6 +50,7 @@ class BufferCore:
         self._run = run
         self._row = row
         self._releasing: set[asyncio.Task[None]] = set()
+        self._drawn_tasks: frozenset[str] = frozenset()  # of the last draw
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"

@@ -104,9 +104,16 @@ class Drawing(BufferCore):
         def work(connection: Connection, scope: Scope) -> Drawn:
             nonlocal drawn
             is_recorded = scope.row.settings.record_draws and not request.is_claim
-            new = {"draws": is_recorded, "leases": request.lease is not None}
-            with tasks_locked(connection, scope, request.tasks, **new) as buffer:
+            with tasks_locked(
+                connection,
+                scope,
+                request.tasks,
+                draws=is_recorded,
+                leases=request.lease is not None,
+                reads=draws.first_reads(self.id, request, self._drawn_tasks),
+            ) as buffer:
                 found = draws.draw(buffer, request)
+            self._drawn_tasks = frozenset(buffer.task_states)
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
 

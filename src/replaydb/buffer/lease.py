@@ -106,7 +106,7 @@ class Lease:
             return
 
         def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, self.id) as buffer:
+            with lease_locked(connection, scope, self.id, chosen) as buffer:
                 if self.id:
                     leases.ack(buffer, self.id, chosen)
                 buffer.cursors |= cursors
@@ -135,7 +135,7 @@ class Lease:
             return
 
         def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, self.id) as buffer:
+            with lease_locked(connection, scope, self.id, chosen) as buffer:
                 leases.nack(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
@@ -189,7 +189,7 @@ class Lease:
             return
 
         def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, self.id) as buffer:
+            with lease_locked(connection, scope, self.id, chosen) as buffer:
                 leases.reject(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)

@@ -15,6 +15,7 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
+from replaydb.database.prepared import execute
 from replaydb.database.records import PUTTABLE
 from replaydb.database.repository import aging, buffers, groups, tags, tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
@@ -22,6 +23,7 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.repository.policy import advance, apply_settings
 from replaydb.database.repository.updates import Update, apply
+from replaydb.database.statements.episode_group import select_scalars_by_id
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
@@ -95,9 +97,9 @@ class Managing(Inspecting):
             return 0
 
         def work(connection: Connection, scope: Scope) -> int:
-            with buffer_locked(connection, scope) as buffer:
-                rows = groups.scalars(connection, self.id, sorted(new))
-                return groups.update_priorities(buffer, rows, new)
+            read = select_scalars_by_id(self.id, sorted(new))
+            with buffer_locked(connection, scope, reads=[read]) as buffer:
+                return groups.update_priorities(buffer, execute(connection, read), new)
 
         changed = await self._write(work)
         self._database.signal.announce()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
 
 S = TypeVar("S", bound=Executable, covariant=True)
-#: Execution option of a connection: a function that is called before each statement.
-BEFORE = "replaydb_before"
+#: Execution option of a connection: the `Pipeline` of its transaction.
+PIPELINE = "replaydb_pipeline"
 
 
 class Bound(NamedTuple, Generic[S]):
@@ -86,7 +86,9 @@ def execute(connection: Connection, statement: Executable | Bound[Any]) -> Seque
     Returns:
         The rows that it reads, with columns as attributes, or the number of rows that it changes.
     """
-    _prepare(connection)
+    known = _send_before(connection, statement)
+    if known is not None:
+        return known
     if not isinstance(statement, Bound):
         result = connection.execute(statement)
     elif not statement.is_cached or _is_watched(connection):
@@ -104,7 +106,7 @@ def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[A
     the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
     column, is False the first time; it should return few rows then.
     """
-    _prepare(connection)
+    _send_before(connection, statement)
     first, last = (
         Bound(statement.statement, {**statement.values, "is_last": is_last})
         for is_last in (False, True)
@@ -129,7 +131,7 @@ def execute_many(
     """
     if not rows:
         return
-    _prepare(connection)
+    _send_before(connection, statement)
     plan = _plan(statement, tuple(rows[0]), connection.dialect)
     if _is_watched(connection):
         connection.exec_driver_sql(plan.sql, plan.parameters(rows))
@@ -145,10 +147,10 @@ def inserted_id(connection: Connection, statement: Insert, values: Mapping[str, 
     return int(rows[0].id)
 
 
-def _prepare(connection: Connection) -> None:
-    before = connection.get_execution_options().get(BEFORE)
-    if before is not None:
-        before(connection)
+def _send_before(connection: Connection, statement: Any) -> Sequence[Any] | None:
+    """Send what precedes a statement; return its rows if they have been read already."""
+    pipeline = connection.get_execution_options().get(PIPELINE)
+    return None if pipeline is None else pipeline.send_before(connection, statement)
 
 
 def _is_watched(connection: Connection) -> bool:

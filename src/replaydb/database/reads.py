@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from sqlalchemy import Connection, Dialect, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, case, func, select
 from sqlalchemy.types import UserDefinedType
 
-from replaydb.database.prepared import Bound, execute
+from replaydb.database.prepared import Bound, execute, execute_locking
+from replaydb.database.writes import Part, numbered, pipeline_of, renamed
 
 
 def read_together(
@@ -20,30 +21,77 @@ def read_together(
 
     On PostgreSQL they are one statement, which reads one snapshot in one round trip. Its only row
     has an array of records for each of them.
-
-    Raises:
-        ValueError: Two statements have a parameter of the same name with different values.
     """
     if connection.dialect.name != "postgresql" or len(reads) < 2:
         return [execute(connection, read) for read in reads]
-    values: dict[str, Any] = {}
-    for read in reads:
-        for name, value in read.values.items():
-            if values.setdefault(name, value) is not value and values[name] != value:
-                raise ValueError(f"two values of the parameter {name}: {values[name]!r}, {value!r}")
-    [row] = execute(connection, Bound(_together(*(read.statement for read in reads)), values))
+    statement, values = _together(_parts(reads)), _values(reads)
+    [row] = execute(connection, Bound(statement, values))
     return list(row)
 
 
-@lru_cache(maxsize=64)
-def _together(*statements: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+def lock_and_read(
+    connection: Connection, lock: Bound[Any], reads: Sequence[Bound[Any]]
+) -> Sequence[Any]:
+    """Run a statement that locks rows, as `execute_locking` does.
+
+    In a pipeline the same round trip also runs prepared statements that read, after the locks were
+    granted. Their rows are kept for when they are run, unless something is written before that.
+    """
+    pipeline = pipeline_of(connection)
+    if pipeline is None or not reads:
+        return execute_locking(connection, lock)
+    statement = _locking(lock.statement, _parts(reads))
+    rows = execute_locking(connection, Bound(statement, {**lock.values, **_values(reads)}))
+    if rows:
+        found = rows[0]._asdict()
+        pipeline.keep((read, found[_column(number)]) for number, read in enumerate(reads))
+    return rows
+
+
+def _parts(reads: Sequence[Bound[Any]]) -> tuple[Part, ...]:
+    return tuple(Part(read.statement, tuple(read.values)) for read in reads)
+
+
+def _values(reads: Sequence[Bound[Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for number, read in enumerate(reads):
+        values |= numbered(number, read.values)
+    return values
+
+
+def _column(number: int) -> str:
+    return f"rows_{number}"
+
+
+@lru_cache(maxsize=256)
+def _together(parts: tuple[Part, ...]) -> Select[*tuple[Any, ...]]:
     """Return a statement whose columns are the rows of these statements."""
-    columns = []
-    for number, statement in enumerate(statements):
-        rows = statement.subquery(f"read_{number}")
-        records = select(func.row(*rows.c)).scalar_subquery()
-        columns.append(func.array(records, type_=_Records(statement)).label(f"rows_{number}"))
-    return select(*columns)
+    return select(
+        *(_records(number, part).label(_column(number)) for number, part in enumerate(parts))
+    )
+
+
+@lru_cache(maxsize=256)
+def _locking(lock: Any, parts: tuple[Part, ...]) -> Any:
+    """Return a locking statement whose first row, in the last run, also has these columns.
+
+    Other expressions of CASE are not evaluated.
+    """
+    columns = lock.selected_columns
+    is_wanted = and_(columns.is_last.element, columns.is_first.element)
+    return lock.add_columns(
+        *(
+            case((is_wanted, _records(number, part))).label(_column(number))
+            for number, part in enumerate(parts)
+        )
+    )
+
+
+def _records(number: int, part: Part) -> ColumnElement[Any]:
+    """Return the rows of a statement, as an array."""
+    rows = renamed(number, part).subquery(f"read_{number}")
+    records = select(func.row(*rows.c)).scalar_subquery()
+    return func.array(records, type_=_Records(part.statement))
 
 
 class _Records(UserDefinedType[Sequence[Any]]):
@@ -64,9 +112,9 @@ class _Records(UserDefinedType[Sequence[Any]]):
             if read is not None:
                 readers.append((at, read))
 
-        def process(records: Sequence[Any]) -> list[Any]:
+        def process(records: Sequence[Any] | None) -> list[Any]:
             rows = []
-            for record in records:
+            for record in records or ():
                 values = list(record)
                 for at, read in readers:
                     values[at] = read(values[at])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Text,
     Update,
+    UpdateBase,
     bindparam,
     func,
     insert,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 from sqlalchemy.types import Integer, TypeEngine
 
-from replaydb.database.prepared import BEFORE, Bound, execute, execute_many
+from replaydb.database.prepared import PIPELINE, Bound, execute, execute_many
 
 #: More bytes are written one table after the other: an array would hold them in memory once more,
 #: and PostgreSQL limits one message to 1 GB.
@@ -49,29 +50,53 @@ class Write(NamedTuple):
 Postponable = Write | Bound[Insert | Update | Delete]
 
 
-class Postponed:
-    """Writes of a transaction that are sent together, before its next statement or its commit.
+class Pipeline:
+    """What a transaction sends later than it is called, and reads earlier: with other statements.
 
-    It is the execution option `BEFORE` of connections to a server.
+    It is the execution option `PIPELINE` of connections to a server.
     """
 
     def __init__(self) -> None:
         self._writes: list[Postponable] = []
+        self._rows: list[tuple[Bound[Any], Sequence[Any]]] = []
 
-    def add(self, connection: Connection, write: Postponable) -> None:
-        """Add a write. Two of the same table are not sent together: rows may be in both."""
+    def postpone(self, connection: Connection, write: Postponable) -> None:
+        """Send a write later. Two of the same table are not sent together: rows may be in both."""
+        self._rows.clear()
         if any(write.statement.table is one.statement.table for one in self._writes):
-            self(connection)
+            self.send(connection)
         self._writes.append(write)
 
-    def take(self) -> list[Postponable]:
-        """Return the writes, which the caller sends or discards."""
-        writes, self._writes = self._writes, []
-        return writes
+    def keep(self, reads: Iterable[tuple[Bound[Any], Sequence[Any]]]) -> None:
+        """Keep the rows of statements, until they are run or anything is written."""
+        self._rows = list(reads)
 
-    def __call__(self, connection: Connection) -> None:
-        """Send the writes."""
-        write_together(connection, self.take())
+    def send_before(self, connection: Connection, statement: Any) -> Sequence[Any] | None:
+        """Send what precedes a statement; return its rows if they have been read already."""
+        of_bound = isinstance(statement, Bound)
+        for position, (read, rows) in enumerate(self._rows):
+            if of_bound and read.statement is statement.statement and read == statement:
+                del self._rows[position]
+                return rows
+        if isinstance(statement.statement if of_bound else statement, UpdateBase):
+            self._rows.clear()
+        self.send(connection)
+        return None
+
+    def send(self, connection: Connection, last: Bound[Any] | None = None) -> Any:
+        """Send what was postponed, and a last statement with it. Return the result of that."""
+        writes, self._writes = self._writes, []
+        return write_together(connection, writes, last)
+
+    def discard(self) -> None:
+        """Discard what was postponed, because it is rolled back."""
+        self._writes.clear()
+
+
+def pipeline_of(connection: Connection) -> Pipeline | None:
+    """Return the pipeline of a transaction; None if each statement is sent at once."""
+    pipeline: Pipeline | None = connection.get_execution_options().get(PIPELINE)
+    return pipeline
 
 
 def postpone(connection: Connection, *writes: Postponable) -> None:
@@ -79,26 +104,28 @@ def postpone(connection: Connection, *writes: Postponable) -> None:
 
     On a server this saves a round trip each, since they are sent together.
     """
-    postponed: Postponed | None = connection.get_execution_options().get(BEFORE)
-    if postponed is None:
+    pipeline = pipeline_of(connection)
+    if pipeline is None:
         write_together(connection, writes)
         return
     for write in writes:
         if not isinstance(write, Write) or write.rows:
-            postponed.add(connection, write)
+            pipeline.postpone(connection, write)
 
 
 def send_writes(connection: Connection, last: Bound[Any] | None = None) -> Any:
     """Write what was postponed, and run a statement together with it. Return the result of that."""
-    postponed: Postponed | None = connection.get_execution_options().get(BEFORE)
-    return write_together(connection, postponed.take() if postponed else (), last)
+    pipeline = pipeline_of(connection)
+    if pipeline is None:
+        return write_together(connection, (), last)
+    return pipeline.send(connection, last)
 
 
 def discard_writes(connection: Connection) -> None:
     """Discard what was postponed, because it is rolled back."""
-    postponed: Postponed | None = connection.get_execution_options().get(BEFORE)
-    if postponed is not None:
-        postponed.take()
+    pipeline = pipeline_of(connection)
+    if pipeline is not None:
+        pipeline.discard()
 
 
 def write_together(
@@ -128,12 +155,13 @@ def write_together(
         return None if last is None else execute(connection, last)
     parts, values = [], {} if last is None else dict(last.values)
     for number, write in enumerate(writes):
+        given: Mapping[str, Any]
         if isinstance(write, Write):
             given = {name: [row[name] for row in write.rows] for name in write.rows[0]}
         else:
-            given = dict(write.values)
+            given = write.values
         parts.append(Part(write.statement, tuple(given), isinstance(write, Write)))
-        values |= {_parameter(number, name): value for name, value in given.items()}
+        values |= numbered(number, given)
     statement = combined(tuple(parts), None if last is None else last.statement)
     return execute(connection, Bound(statement, values))
 
@@ -147,9 +175,14 @@ class Part(NamedTuple):
         is_for_rows: Whether it is run for many rows, given as an array for each name.
     """
 
-    statement: Insert | Update | Delete
+    statement: Any
     names: tuple[str, ...]
-    is_for_rows: bool
+    is_for_rows: bool = False
+
+
+def numbered(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of parameters under the names that they have in a combined statement."""
+    return {_parameter(number, name): value for name, value in values.items()}
 
 
 def _num_bytes(write: Postponable) -> int:
@@ -197,7 +230,7 @@ def combined(parts: tuple[Part, ...], last: Any = None) -> Any:
     the statement `last`.
     """
     every = [
-        (_of_arrays if part.is_for_rows else _renamed)(number, part)
+        (_of_arrays if part.is_for_rows else renamed)(number, part)
         for number, part in enumerate(parts)
     ]
     if last is not None:
@@ -206,7 +239,7 @@ def combined(parts: tuple[Part, ...], last: Any = None) -> Any:
     return final.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
 
 
-def _renamed(number: int, part: Part) -> Any:
+def renamed(number: int, part: Part) -> Any:
     """Return the statement with the names that its parameters have in a combined one."""
 
     def rename(element: Any, **_: Any) -> Any:
@@ -222,8 +255,12 @@ def _of_arrays(number: int, part: Part) -> Any:
     statement, names, _ = part
     types = _types(statement, names)
     arrays = [
-        # A cast to an array of VARCHAR(n) would shorten values, not refuse them.
-        bindparam(_parameter(number, name), type_=ARRAY(Text() if type(kind) is String else kind))
+        # A cast to an array of VARCHAR(n) would shorten values, not refuse them. With one dimension
+        # a JSON value can be a list.
+        bindparam(
+            _parameter(number, name),
+            type_=ARRAY(Text() if type(kind) is String else kind, dimensions=1),
+        )
         for name, kind in types.items()
     ]
     new = func.unnest(*arrays).table_valued(*names, name=f"new_{number}").render_derived()

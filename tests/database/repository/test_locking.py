@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import Update, func, select, update
 
-from replaydb import Capacity, Store
+from replaydb import Buffer, Capacity, Fifo, SamplingPolicy, Store, TopPriority, Uniform
 from replaydb.database import schema
 from replaydb.database.statements.buffer import lock_buffer
 from support.connections import transaction
 from support.groups import group, groups
+from support.invariants import check_invariants
 from support.postgres import PostgresServer
 
 
@@ -55,6 +56,87 @@ async def test_buffer_and_clock_are_read_after_the_wait_for_a_lock(
         assert late.created_at > times[0]
         assert late.last_sampled_at > times[1]
         assert set(result.staleness) == {8}
+
+
+async def after_a_wait(
+    url: str, postgres: PostgresServer, call: Coroutine[Any, Any, Any], *changes: Update
+) -> Any:
+    """Return the result of a call that waited for locks of a transaction with these changes."""
+    async with transaction(url) as other:
+        for table in (schema.buffer, schema.task):
+            await other.execute(select(table).with_for_update(key_share=True))
+        waiting = asyncio.create_task(call)
+        await postgres.until_blocked(url)
+        for change in changes:
+            await other.execute(change)
+        await other.commit()
+    return await waiting
+
+
+@pytest.fixture
+async def eight_groups(postgresql_url: str) -> AsyncIterator[Buffer]:
+    """A buffer of which all statements have run, so that reads are sent with locks."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math", on_ack="return")
+        await buffer.put(groups(8))
+        for policy in (Fifo(), TopPriority(), Uniform()):
+            await buffer.sample(1, policy)
+            await (await buffer.lease(1, policy, ttl=600)).ack()
+        await buffer.update_priorities([1], [1.0])
+        yield buffer
+    await check_invariants(postgresql_url)
+
+
+def set_group(group_id: int, **values: Any) -> Update:
+    return update(schema.episode_group).where(schema.episode_group.c.id == group_id).values(values)
+
+
+@pytest.mark.parametrize("policy", [Fifo(), TopPriority(), Uniform()])
+async def test_a_draw_reads_groups_after_its_wait(
+    eight_groups: Buffer, postgresql_url: str, postgres: PostgresServer, policy: SamplingPolicy
+) -> None:
+    expire = [set_group(one, group_status="expired") for one in (1, 2, 3, 4, 5)]
+    counters = {"num_available": schema.task.c.num_available - 5, "total_weight": 3.0}
+    draw = eight_groups.sample(3, policy)
+    expire.append(update(schema.task).values(counters))
+    batch = await after_a_wait(postgresql_url, postgres, draw, *expire)
+    assert set(batch.ids) == {6, 7, 8}
+
+
+async def test_an_ack_reads_groups_after_its_wait(
+    eight_groups: Buffer, postgresql_url: str, postgres: PostgresServer
+) -> None:
+    lease = await eight_groups.lease(2, Fifo(), ttl=600)
+    take = set_group(2, lease_id=None, leased_from=None, group_status="failed")
+    counters = {"num_leased": schema.task.c.num_leased - 1}
+    count = update(schema.task).values(counters)
+    drawn = schema.draw_group.c
+    lose = update(schema.draw_group).where(drawn.group_id == 2, drawn.outcome == "leased")
+    changes = take, count, lose.values(outcome="lost")
+    await after_a_wait(postgresql_url, postgres, lease.ack(), *changes)
+    found = {one.id: str(one.status) for one in await eight_groups.find(ids=[1, 2])}
+    assert found == {1: "completed", 2: "failed"}
+
+
+async def test_new_priorities_replace_those_found_after_the_wait(
+    eight_groups: Buffer, postgresql_url: str, postgres: PostgresServer
+) -> None:
+    weigh = set_group(1, weight=5.0, priority=5.0)
+    count = update(schema.task).values(total_weight=12.0)
+    setting = eight_groups.update_priorities([1], [2.0])
+    await after_a_wait(postgresql_url, postgres, setting, weigh, count)
+    async with transaction(postgresql_url) as connection:
+        assert await connection.scalar(select(schema.task.c.total_weight)) == 9.0
+
+
+async def test_rows_that_were_read_ahead_are_not_older_than_maintenance(
+    eight_groups: Buffer, postgresql_url: str
+) -> None:
+    """A draw first releases the groups of expired leases, and may take them."""
+    await eight_groups.lease(2, Fifo(), ttl=600)
+    async with transaction(postgresql_url) as connection:
+        await connection.execute(update(schema.lease).values(expires_at=schema.lease.c.acquired_at))
+    assert (await eight_groups.sample(3, Fifo())).ids == [1, 2, 3]
 
 
 async def test_puts_and_draws_do_not_wait_for_a_locked_buffer(postgresql_url: str) -> None:

@@ -75,7 +75,6 @@ from replaydb.database.statements.history import (
 from replaydb.database.statements.lease import (
     select_any_overdue,
     select_leased,
-    select_leased_among,
 )
 from replaydb.database.statements.pack import (
     begin_pack_removal,
@@ -724,7 +723,7 @@ async def test_overdue_groups_are_found_by_time(connection: AsyncConnection) -> 
 
 @pytest.mark.parametrize(
     "statement",
-    [select_leased(1, 7), select_leased_among(1, 7, [5, 6]), locking(lock_leased_tasks(1, 7))],
+    [select_leased(1, 7), select_leased(1, 7, [5, 6]), locking(lock_leased_tasks(1, 7))],
 )
 async def test_leased_groups_are_found_by_their_lease(
     connection: AsyncConnection, statement: Any

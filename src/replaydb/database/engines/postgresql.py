@@ -52,10 +52,10 @@ from replaydb.database.engines.postgresql_signal import NoSignal, PostgresqlSign
 from replaydb.database.engines.protocol import LostRaceError, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
-from replaydb.database.prepared import BEFORE, execute
+from replaydb.database.prepared import PIPELINE, execute
 from replaydb.database.schema import episode_group, metadata
 from replaydb.database.statements.payload import select_payloads
-from replaydb.database.writes import Postponed
+from replaydb.database.writes import Pipeline
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -197,7 +197,7 @@ class PostgresqlBackend:
             if is_reader:
                 await self._check(connection)
         if not is_reader:
-            await connection.execution_options(**{BEFORE: Postponed()})
+            await connection.execution_options(**{PIPELINE: Pipeline()})
 
     async def _check(self, connection: AsyncConnection) -> None:
         """Raise if the server has lost commits."""

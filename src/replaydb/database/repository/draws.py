@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import Bound, execute
 from replaydb.database.records import Facts, Stored
 from replaydb.database.repository import (
     aging,
@@ -43,6 +43,7 @@ from replaydb.database.statements.candidates import (
     select_among,
     select_by_key,
     select_eligible,
+    select_first,
 )
 from replaydb.database.statements.episode_group import (
     claim_groups,
@@ -65,6 +66,8 @@ KEYS_READ_AT_LEAST = 200
 #: `KEYS_READ_TO_ESTIMATE` rows are eligible, the read is abandoned at once if a tag index has them.
 SCANNED_PER_LOOKUP = 16
 KEYS_READ_TO_ESTIMATE = 64
+#: The first reads of up to this many tasks are made in the round trip that locks them.
+MOST_FIRST_READS = 8
 #: A read by key is also abandoned before the clock would advance further than this, in mean
 #: distances between two keys. Setting a clock back rewrites every group of the task, and batches
 #: that take tiny weights would need it often.
@@ -106,6 +109,24 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if buffer.settings.on_evict == "delete":
         transitions.erase(buffer, retired)  # the snapshot of the payloads has them yet
     return drawn
+
+
+def first_reads(
+    buffer_id: int, request: DrawRequest, task_names: Collection[str]
+) -> list[Bound[Any]]:
+    """Return the statements with which a draw from these tasks begins, unless it has a filter."""
+    quota, *others = request.quotas
+    if others or quota.eligible is not None or request.statuses != (GroupStatus.COMPLETED,):
+        return []
+    names = quota.tasks or task_names
+    if len(names) > MOST_FIRST_READS:
+        return []
+    order = order_of(quota.policy)
+    partitions = [Partition(buffer_id, name, GroupStatus.COMPLETED.value) for name in sorted(names)]
+    if order.clock is not None:
+        return [select_by_key(one, order, quota.count, None, None) for one in partitions]
+    most = ordered_reads.num_first(order, quota.count)
+    return [select_first(one, order, most) for one in partitions]
 
 
 class _Drawing:

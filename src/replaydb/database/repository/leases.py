@@ -28,7 +28,6 @@ from replaydb.database.statements.lease import (
     insert_lease,
     select_lease_owners,
     select_leased,
-    select_leased_among,
     select_leases,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, overdue
@@ -219,12 +218,7 @@ def reap(buffer: LockedBuffer) -> None:
 
 def _leased(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
     """Return the scalars of all or some groups of a lease that has not expired."""
-    statement = (
-        select_leased(buffer.id, lease_id)
-        if ids is None
-        else select_leased_among(buffer.id, lease_id, ids)
-    )
-    found = execute(buffer.connection, statement)
+    found = execute(buffer.connection, select_leased(buffer.id, lease_id, ids))
     if not found or found[0].expires_at <= buffer.now:
         raise LeaseExpiredError(lease_id)
     rows = [row for row in found if row.id is not None]

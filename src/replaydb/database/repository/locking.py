@@ -8,7 +8,7 @@ packs come last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from replaydb.database.repository import (
     tasks,
 )
 from replaydb.database.repository.locked import LockedBuffer, Scope
+from replaydb.database.statements.lease import select_leased
 from replaydb.database.statements.task import (
     lock_aging_tasks,
     lock_all_tasks,
@@ -44,6 +45,7 @@ def tasks_locked(
     *,
     draws: bool = False,
     leases: bool = False,
+    reads: Sequence[Bound[Any]] = (),
 ) -> Iterator[LockedBuffer]:
     """Lock some or all tasks, or the whole buffer if its settings require that.
 
@@ -56,6 +58,7 @@ def tasks_locked(
         names: Names of the tasks; None: all.
         draws: Whether a draw is made, which will be recorded.
         leases: Whether a lease is made.
+        reads: Statements that the block runs first: see `lock_and_read`.
 
     Raises:
         LostRaceError: The settings were changed, and now require other locks than were taken.
@@ -67,7 +70,7 @@ def tasks_locked(
         statement = lock_all_tasks(scope.buffer_id, draws, leases)
     else:
         statement = lock_tasks(scope.buffer_id, sorted(names), draws, leases)
-    with _locked(connection, scope, statement) as buffer:
+    with _locked(connection, scope, statement, reads) as buffer:
         if buffer.settings.is_exclusive != cached.is_exclusive:
             raise LostRaceError("another transaction changed settings that determine the locks")
         maintenance.sweep(buffer)
@@ -75,16 +78,23 @@ def tasks_locked(
 
 
 @contextmanager
-def buffer_locked(connection: Connection, scope: Scope) -> Iterator[LockedBuffer]:
+def buffer_locked(
+    connection: Connection, scope: Scope, *, reads: Sequence[Bound[Any]] = ()
+) -> Iterator[LockedBuffer]:
     """Lock the buffer and all its tasks."""
-    with _locked(connection, scope, lock_buffer_and_tasks(scope.buffer_id, False, False)) as buffer:
+    statement = lock_buffer_and_tasks(scope.buffer_id, False, False)
+    with _locked(connection, scope, statement, reads) as buffer:
         yield buffer
 
 
 @contextmanager
-def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterator[LockedBuffer]:
-    """Lock the tasks of the groups of a lease."""
-    with _locked(connection, scope, lock_leased_tasks(scope.buffer_id, lease_id)) as buffer:
+def lease_locked(
+    connection: Connection, scope: Scope, lease_id: int, ids: Sequence[int] | None = None
+) -> Iterator[LockedBuffer]:
+    """Lock the tasks of the groups of a lease. `ids` are the groups that are used; None: all."""
+    statement = lock_leased_tasks(scope.buffer_id, lease_id)
+    reads = [select_leased(scope.buffer_id, lease_id, ids)]
+    with _locked(connection, scope, statement, reads) as buffer:
         yield buffer
 
 
@@ -99,9 +109,11 @@ def behind_locked(
 
 
 @contextmanager
-def _locked(connection: Connection, scope: Scope, statement: Bound[Any]) -> Iterator[LockedBuffer]:
+def _locked(
+    connection: Connection, scope: Scope, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()
+) -> Iterator[LockedBuffer]:
     """Lock tasks, and perhaps the buffer, with a statement. Write changes back at the end."""
-    found, task_states = tasks.lock(connection, statement)
+    found, task_states = tasks.lock(connection, statement, reads)
     # Read while the locks are held, so no other transaction can advance the policy.
     row = scope.row = buffers.checked(found, scope.buffer_name)
     scope.on_read(row)

@@ -54,7 +54,7 @@ def _largest_and_oldest(
     there may be older groups with the last key that was read. Reading one more row shows whether
     there are other groups with that key. The column must not contain NULL.
     """
-    statement = select_first(partition, order, limit + 1, eligible)
+    statement = select_first(partition, order, num_first(order, limit), eligible)
     rows: list[Any] = list(execute(connection, statement))
     if len(rows) <= limit:
         return rows
@@ -64,6 +64,11 @@ def _largest_and_oldest(
         statement = select_oldest_equals(partition, order, last, limit - len(rows), eligible)
         rows.extend(execute(connection, statement))
     return rows
+
+
+def num_first(order: Order, limit: int) -> int:
+    """Return how many rows the first read of `limit` groups of a partition selects."""
+    return limit + 1 if order.descending and not order.newest_first else limit
 
 
 def sort_key(order: Order, row: Any) -> float:

@@ -186,7 +186,8 @@ def settle(shares: Shares, counted: Shares, payloads: Iterable[PayloadRecord]) -
 
 def release(connection: Connection, ids: Sequence[int], shares: Shares) -> None:
     """Delete the payloads of groups, and subtract them from the live parts of packs."""
-    for row in connection.execute(release_payloads(ids)).all():
+    rows: Any = execute(connection, release_payloads(ids))
+    for row in rows:
         if row.pack_id is not None:
             shares.setdefault(row.pack_id, Share()).add(row.pack_length, -1)
 

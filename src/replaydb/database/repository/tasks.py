@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import Bound, execute, execute_locking
+from replaydb.database.prepared import Bound, execute
+from replaydb.database.reads import lock_and_read
 from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.statements.candidates import Clock, Partition, shift_keys
 from replaydb.database.statements.task import (
@@ -198,14 +199,19 @@ def waiting_times(
 
 
 def lock(
-    connection: Connection, statement: Bound[Any]
+    connection: Connection, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()
 ) -> tuple[Sequence[Any], dict[str, TaskState]]:
     """Lock tasks until the transaction ends. Tasks that do not exist are omitted.
+
+    Args:
+        connection: Connection of the transaction.
+        statement: Locks the tasks.
+        reads: Statements that are run next: see `lock_and_read`.
 
     Returns:
         Rows with the columns of their buffer, none if it does not exist; and the tasks by name.
     """
-    rows = execute_locking(connection, statement)
+    rows = lock_and_read(connection, statement, reads)
     return rows, _task_states(row for row in rows if row.task_id is not None)
 
 

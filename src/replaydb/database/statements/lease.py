@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -22,7 +23,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
+from replaydb.database.prepared import Bound, prepared
 from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.episodes import GroupStatus
@@ -75,18 +76,26 @@ def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
     return update(lease).where(mine, lease.c.expires_at > now).values(expires_at=end)
 
 
-@prepared
-def select_leased(buffer_id: Any, lease_id: Any) -> Select[Any]:
+def select_leased(
+    buffer_id: int, lease_id: int, ids: Sequence[int] | None = None
+) -> Bound[Select[Any]]:
     """Select the end of a lease and the scalars of its groups, in order of ids. Locks the lease.
 
-    A lease without groups is one row without a group.
+    A lease without groups is one row without a group. Only groups with these ids are selected,
+    unless `ids` is None.
     """
+    if ids is None:
+        return _select_all_leased(buffer_id, lease_id)
+    return _select_leased_among(buffer_id, lease_id, ids)
+
+
+@prepared
+def _select_all_leased(buffer_id: Any, lease_id: Any) -> Select[Any]:
     return _leased(buffer_id, lease_id)
 
 
 @prepared
-def select_leased_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
-    """As `select_leased`, but only groups with these ids."""
+def _select_leased_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
     return _leased(buffer_id, lease_id, among(group.id, ids))
 
 

@@ -127,6 +127,7 @@ def _locked(
             server_time().label("read_at"),
             *new_ids,
             _IS_LAST.label("is_last"),
+            is_first.label("is_first"),
         )
         .select_from(BUFFERS.outerjoin(locked, or_(_IS_LAST, locked.c.task_id == first)))
         .where(buffer.c.id == buffer_id)
