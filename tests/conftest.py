@@ -326,4 +326,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for backend in (SqliteBackend, PostgresqlBackend):
         monkeypatch.setattr(backend, "now", now)
     monkeypatch.setattr(BufferRow, "time", lambda *_: made.now())
+    monkeypatch.setattr(BufferRow, "may_have_overdue", True)  # by this clock
     return made

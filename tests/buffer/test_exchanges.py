@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),
     "metrics": (1, lambda it, n: it.metrics()),
-    "find": (6, lambda it, n: it.find(limit=8)),
+    "find": (7, lambda it, n: it.find(limit=8)),
 }
 
 
@@ -53,6 +53,7 @@ async def test_exchanges(
         monkeypatch.setattr(store._database.signal, "announce", lambda: None)
         buffer = await store.buffer("math", max_staleness=4)
         await buffer.put(groups(200, version=1))
+        await buffer.lease(8, ttl=600)  # which another trainer might have
         for number in range(1, 4):
             await call(buffer, number)
         proxy.rule = count

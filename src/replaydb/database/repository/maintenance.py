@@ -15,10 +15,11 @@ from replaydb.database.statements.lease import select_any_overdue
 
 def sweep(buffer: LockedBuffer) -> None:
     """Apply lease expiry, deadlines, time to live and policy versions to the locked tasks."""
-    if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
-        leases.reap(buffer)
-    if any(task.num_pending for task in buffer.task_states.values()):
-        incremental_groups.close_overdue(buffer)
+    if buffer.row.may_have_overdue:
+        if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
+            leases.reap(buffer)
+        if any(task.num_pending for task in buffer.task_states.values()):
+            incremental_groups.close_overdue(buffer)
     capacity.evict_old(buffer)
     if any(task.is_behind for task in buffer.task_states.values()):
         aging.step(buffer, aging.GROUPS_PER_CALL)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     Boolean,
+    ColumnElement,
     Insert,
     Select,
     Update,
@@ -16,6 +17,8 @@ from sqlalchemy import (
     false,
     func,
     insert,
+    literal_column,
+    null,
     or_,
     select,
     type_coerce,
@@ -24,7 +27,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among, next_draw_id, next_lease_id, server_time
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import buffer, group, task
+from replaydb.database.schema import buffer, group, lease, task
 from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE
 from replaydb.episodes import GroupStatus
 
@@ -125,6 +128,10 @@ def _locked(
             USES_PAYLOAD_STORE,
             *locked.c,
             server_time().label("read_at"),
+            case(
+                (server_time().is_(None), null()),
+                (and_(_IS_LAST, is_first), _is_overdue(buffer_id)),
+            ).label("has_overdue"),
             *new_ids,
             _IS_LAST.label("is_last"),
             is_first.label("is_first"),
@@ -133,6 +140,17 @@ def _locked(
         .where(buffer.c.id == buffer_id)
         .order_by(locked.c.task_id)
     )
+
+
+def _is_overdue(buffer_id: Any) -> ColumnElement[bool]:
+    """Whether a lease has expired, or the deadline of a pending group has passed."""
+    now = server_time()
+    leases = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
+    pending = group.group_status == literal_column(repr(GroupStatus.PENDING.value))
+    late = select(group.id).where(
+        group.buffer_id == buffer_id, pending, group.deadline <= now, group.deadline.is_not(None)
+    )
+    return leases.exists() | late.exists()
 
 
 @prepared
