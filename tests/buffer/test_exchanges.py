@@ -24,8 +24,8 @@ async def lease_and_ack(buffer: Buffer, number: int) -> None:
 
 
 CALLS: dict[str, tuple[int, Call]] = {
-    "put of one group": (6, lambda it, n: it.put(group(version=n))),
-    "put of fifty groups": (6, lambda it, n: it.put([group(version=n) for _ in range(50)])),
+    "put of one group": (5, lambda it, n: it.put(group(version=n))),
+    "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
     "sample": (5, lambda it, n: it.sample(8)),
     "lease and ack": (9, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),

@@ -24,6 +24,7 @@ from sqlalchemy import (
     insert,
     select,
 )
+from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 from sqlalchemy.types import Integer, TypeEngine
 
@@ -44,6 +45,11 @@ class Write(NamedTuple):
 
     statement: Insert | Update
     rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """The values of all rows, by name."""
+        return {name: [row[name] for row in self.rows] for name in self.rows[0]}
 
 
 #: What can be postponed: rows, or a prepared statement that reads no other table.
@@ -146,7 +152,7 @@ def write_together(
     writes = [write for write in writes if not isinstance(write, Write) or write.rows]
     is_server = connection.dialect.name == "postgresql"
     number = len(writes) + (last is not None)
-    if not is_server or number < 2 or sum(map(_num_bytes, writes)) > MAX_BYTES:
+    if not is_server or number < 2 or not fit_together(writes):
         for write in writes:
             if isinstance(write, Write):
                 execute_many(connection, write.statement, write.rows)
@@ -155,11 +161,7 @@ def write_together(
         return None if last is None else execute(connection, last)
     parts, values = [], {} if last is None else dict(last.values)
     for number, write in enumerate(writes):
-        given: Mapping[str, Any]
-        if isinstance(write, Write):
-            given = {name: [row[name] for row in write.rows] for name in write.rows[0]}
-        else:
-            given = write.values
+        given = write.columns if isinstance(write, Write) else write.values
         parts.append(Part(write.statement, tuple(given), isinstance(write, Write)))
         values |= numbered(number, given)
     statement = combined(tuple(parts), None if last is None else last.statement)
@@ -183,6 +185,11 @@ class Part(NamedTuple):
 def numbered(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of parameters under the names that they have in a combined statement."""
     return {_parameter(number, name): value for name, value in values.items()}
+
+
+def fit_together(writes: Iterable[Postponable]) -> bool:
+    """Whether writes are small enough to be sent in one statement."""
+    return sum(map(_num_bytes, writes)) <= MAX_BYTES
 
 
 def _num_bytes(write: Postponable) -> int:
@@ -250,10 +257,8 @@ def renamed(number: int, part: Part) -> Any:
     return replacement_traverse(part.statement, {}, rename)
 
 
-def _of_arrays(number: int, part: Part) -> Any:
-    """Return the statement for all rows at once, given an array for each name."""
-    statement, names, _ = part
-    types = _types(statement, names)
+def rows_of(number: int, part: Part) -> TableValuedAlias:
+    """Return the rows of a part, given an array for each name."""
     arrays = [
         # A cast to an array of VARCHAR(n) would shorten values, not refuse them. With one dimension
         # a JSON value can be a list.
@@ -261,9 +266,15 @@ def _of_arrays(number: int, part: Part) -> Any:
             _parameter(number, name),
             type_=ARRAY(Text() if type(kind) is String else kind, dimensions=1),
         )
-        for name, kind in types.items()
+        for name, kind in _types(part.statement, part.names).items()
     ]
-    new = func.unnest(*arrays).table_valued(*names, name=f"new_{number}").render_derived()
+    return func.unnest(*arrays).table_valued(*part.names, name=f"new_{number}").render_derived()
+
+
+def _of_arrays(number: int, part: Part) -> Any:
+    """Return the statement for all rows at once, given an array for each name."""
+    statement, names, _ = part
+    new = rows_of(number, part)
     if isinstance(statement, Insert):
         values = select(*(new.c[name] for name in names))
         return insert(statement.table).from_select(list(names), values)

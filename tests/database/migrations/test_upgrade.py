@@ -66,14 +66,15 @@ async def test_rebuilding_a_table_does_not_reuse_ids(
         await fill(connection)
     release_next(tmp_path, monkeypatch, FORWARD)
     await migrations.upgrade(sqlite_url)
-    new_ids = partial(backend_for(sqlite_url).identify, buffer_id=1, uids=["new"], renews=False)
+    identify = backend_for(sqlite_url).identify
+    new_ids = partial(identify, buffer_id=1, uids=["new"], renews=False, children=())
     async with transaction(sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
-        assert await connection.run_sync(new_ids) == ({}, range(100, 101))
+        assert (await connection.run_sync(new_ids)).new == range(100, 101)
         await connection.execute(text("DELETE FROM episode_group"))
     await migrations.downgrade(sqlite_url, "-1")
     async with transaction(sqlite_url) as connection:
-        assert await connection.run_sync(new_ids) == ({}, range(100, 101))
+        assert (await connection.run_sync(new_ids)).new == range(100, 101)
 
 
 async def test_a_failed_upgrade_changes_nothing(

@@ -49,13 +49,13 @@ from replaydb.database.engines.postgresql_limits import (
     set_limits,
 )
 from replaydb.database.engines.postgresql_signal import NoSignal, PostgresqlSignal
-from replaydb.database.engines.protocol import LostRaceError, T, Work
+from replaydb.database.engines.protocol import Identified, LostRaceError, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.database.prepared import PIPELINE, execute
 from replaydb.database.schema import episode_group, metadata
 from replaydb.database.statements.payload import select_payloads
-from replaydb.database.writes import Pipeline
+from replaydb.database.writes import Pipeline, Write, fit_together
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -444,18 +444,28 @@ class PostgresqlBackend:
         return connection.execute(_NOW).scalar_one()
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
-    ) -> tuple[dict[str, int], Sequence[int]]:
+        self,
+        connection: Connection,
+        buffer_id: int,
+        uids: Sequence[str],
+        *,
+        renews: bool,
+        children: Sequence[Write],
+    ) -> Identified:
         """Take new ids from the sequence of the id column.
 
         Payloads are inserted before their groups, so this checks that no group has the ids already.
         """
-        [found] = execute(connection, postgresql_sequences.identify_groups(buffer_id, uids))
+        is_small = fit_together(children)
+        identify = postgresql_sequences.identify_groups(
+            buffer_id, uids, children if is_small else ()
+        )
+        [found] = execute(connection, identify)
         known = dict(zip(found.known_uids or (), found.known_ids or (), strict=True))
         if found.is_taken and (renews or len(known) < len(uids)):
             reason = postgresql_sequences.explain_behind(episode_group.name)
             raise DatabaseError(f"{self.shown}: {reason}")
-        return known, list(found.ids or ())
+        return Identified(known, list(found.ids or ()), is_small)
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -16,20 +17,24 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
     any_,
+    bindparam,
     case,
     cast,
     column,
     func,
+    insert,
     schema,
     select,
     table,
     true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
+from sqlalchemy.sql.elements import Grouping
 
-from replaydb.database.prepared import execute, prepared
+from replaydb.database.prepared import Bound, execute
 from replaydb.database.schema import GENERATED, draw, draw_group, episode_group, metadata
 from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.writes import Part, Write, numbered, rows_of
 
 UNIQUE_VIOLATION = "23505"
 
@@ -91,24 +96,54 @@ def advance(connection: Connection, ids: Mapping[str, int]) -> None:
         connection.execute(select(setval).where(_LAST_IDS[name] < value))
 
 
-@prepared
-def identify_groups(buffer_id: BindParameter[int], uids: BindParameter[Any]) -> Select[Any]:
-    """Select the groups that have these uids, and generate as many new ids.
+def identify_groups(
+    buffer_id: int, uids: Sequence[str], children: Sequence[Write] = ()
+) -> Bound[Select[Any]]:
+    """Select the groups that have these uids, generate as many new ids, and insert rows of groups.
 
     The columns are `known_uids` and `known_ids`, `ids`, and whether a group already has one of the
     new ids (`is_taken`). The ids are an array. With a row for each, the planner would scan the
     whole table if there are many.
+
+    Args:
+        buffer_id: Id of the buffer.
+        uids: Uids of groups.
+        children: Rows to insert for those groups that are not stored yet, unless one of the new ids
+            is taken. Instead of `group_id` they have the position of the uid, from 1.
     """
-    stored = select_known_uids.build(buffer_id, uids).subquery("stored")
+    parts = tuple(Part(write.statement, tuple(write.rows[0])) for write in children)
+    values = {"buffer_id": buffer_id, "uids": uids}
+    for number, write in enumerate(children):
+        values |= numbered(number, write.columns)
+    return Bound(_identify_groups(parts), values)
+
+
+@lru_cache(maxsize=64)
+def _identify_groups(parts: tuple[Part, ...]) -> Select[Any]:
+    buffer_id: BindParameter[int] = bindparam("buffer_id")
+    uids: BindParameter[Any] = bindparam("uids")
+    stored = select_known_uids.build(buffer_id, uids).cte("stored")
     known = select(
         func.array_agg(stored.c.group_uid, type_=ARRAY(String)).label("known_uids"),
         func.array_agg(stored.c.id, type_=ARRAY(BigInteger)).label("known_ids"),
     ).subquery("known")
     count = func.cardinality(cast(uids, ARRAY(String)))
     ids = func.array_agg(_GROUP_IDS.next_value(), type_=ARRAY(BigInteger)).label("ids")
-    new = select(ids).select_from(func.generate_series(1, count)).subquery("new")
-    is_taken = select(episode_group.c.id).where(episode_group.c.id == any_(new.c.ids)).exists()
-    return select(known, new, is_taken.label("is_taken")).select_from(known.join(new, true()))
+    generated = select(ids).select_from(func.generate_series(1, count)).cte("generated")
+    taken = select(episode_group.c.id).where(episode_group.c.id == any_(generated.c.ids)).exists()
+    new = select(generated.c.ids, taken.label("is_taken")).cte("new")
+    statement = select(known, new).select_from(known.join(new, true()))
+    for number, part in enumerate(parts):
+        rows = rows_of(number, part)
+        position = rows.c.group_id
+        uid = Grouping(cast(uids, ARRAY(String)))[position]
+        values = [
+            new.c.ids[position] if name == position.name else rows.c[name] for name in part.names
+        ]
+        fresh = select(*values).where(~new.c.is_taken, uid.not_in(select(stored.c.group_uid)))
+        added = insert(part.statement.table).from_select(list(part.names), fresh)
+        statement = statement.add_cte(added.cte(f"write_{number}"))
+    return statement
 
 
 def is_race(error: BaseException | None) -> bool:

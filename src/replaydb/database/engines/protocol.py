@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.database.engines.signals import Signal
+from replaydb.database.writes import Write
 from replaydb.errors import ReplayDBError
 from replaydb.results import Finding
 
@@ -20,6 +21,20 @@ Durability = Literal["process", "full"]
 T = TypeVar("T")
 #: Runs statements and processes their rows. It may wait only for its connection.
 Work = Callable[[Connection], T]
+
+
+class Identified(NamedTuple):
+    """What is known about groups before they are put.
+
+    Attributes:
+        stored: Ids of the groups that are stored, by uid.
+        new: A new id for each uid. There may be fewer if all groups are stored.
+        has_children: Whether the children of those that are not stored were inserted.
+    """
+
+    stored: dict[str, int]
+    new: Sequence[int]
+    has_children: bool
 
 
 class LostRaceError(Exception):
@@ -190,12 +205,21 @@ class Backend(Protocol):
         """Return the time for leases and deadlines, from one clock for all clients."""
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
-    ) -> tuple[dict[str, int], Sequence[int]]:
-        """Return the ids of stored groups by uid, and as many new ids as there are uids.
+        self,
+        connection: Connection,
+        buffer_id: int,
+        uids: Sequence[str],
+        *,
+        renews: bool,
+        children: Sequence[Write],
+    ) -> Identified:
+        """Find the groups that have these uids, and generate a new id for each uid.
 
         New ids are ascending. One that is used is never returned again. Groups that are stored need
         new ids only if the put `renews` them.
+
+        The `children` of groups that are not stored yet may be inserted as well. Instead of
+        `group_id` these rows have the position of the uid of their group, from 1.
         """
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:

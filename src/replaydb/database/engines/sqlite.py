@@ -41,7 +41,7 @@ from replaydb.database.engines import (
     sqlite_damage,
     sqlite_sql,  # noqa: F401 - registers the compilation of its SQL
 )
-from replaydb.database.engines.protocol import T, Work
+from replaydb.database.engines.protocol import Identified, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import AdaptedConnection, Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
@@ -50,6 +50,7 @@ from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.database.prepared import execute
 from replaydb.database.schema import GENERATED, episode_group
 from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.writes import Write
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -314,12 +315,19 @@ class SqliteBackend:
         return datetime.now(UTC)
 
     def identify(
-        self, connection: Connection, buffer_id: int, uids: Sequence[str], *, renews: bool
-    ) -> tuple[dict[str, int], Sequence[int]]:
+        self,
+        connection: Connection,
+        buffer_id: int,
+        uids: Sequence[str],
+        *,
+        renews: bool,
+        children: Sequence[Write],
+    ) -> Identified:
         """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
         found = execute(connection, select_known_uids(buffer_id, uids))
+        known = {row.group_uid: row.id for row in found}
         last = connection.scalar(_LAST_GROUP_ID) or 0
-        return {row.group_uid: row.id for row in found}, range(last + 1, last + 1 + len(uids))
+        return Identified(known, range(last + 1, last + 1 + len(uids)), has_children=False)
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read AUTOINCREMENT's counters. A table has one once it has had a row."""

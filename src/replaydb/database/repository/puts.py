@@ -91,39 +91,46 @@ def put(
     """
     uids = [record.uid for put in puts for record in put.records]
     renews = any(put.on_duplicate == "renew" for put in puts)
-    stored, new = scope.backend.identify(connection, scope.buffer_id, uids, renews=renews)
-    renewing = [put for put in puts if put.on_duplicate == "renew"]
-    renewed = {record.uid for put in renewing for record in _known(put, stored)}
-    fresh = [uid for uid in uids if uid not in stored or uid in renewed]
-    ids = _Ids(stored, dict(zip(fresh, new, strict=False)))  # perhaps fewer than there are uids
-    task_names = {record.task_name for put in puts for record in put.records}
-
     payloads = [part for put in puts for record in put.records for part in record.payloads]
     counted = packs.enter(connection, payloads)
     # Payloads and episodes are written before the locks are taken: a client that stalls in the
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
-    early = [put for put in puts if not (_known(put, stored) or put.was_refused)]
-    _insert_children(connection, [record for put in early for record in put.records], ids)
+    positions = {uid: position for position, uid in enumerate(uids, 1)}
+    early = [record for put in puts if not put.was_refused for record in put.records]
+    children = _children((positions[record.uid], record) for record in early)
+    stored, new, has_children = scope.backend.identify(
+        connection, scope.buffer_id, uids, renews=renews, children=children
+    )
+    renewing = [put for put in puts if put.on_duplicate == "renew"]
+    renewed = {record.uid for put in renewing for record in _known(put, stored)}
+    fresh = {uid: one for uid, one in zip(uids, new, strict=False) if uid not in stored}
+    again = {uid: new[positions[uid] - 1] for uid in renewed}
+    ids = _Ids(stored, fresh | again)
+    task_names = {record.task_name for put in puts for record in put.records}
+    early = [record for record in early if record.uid in fresh]
+    if not has_children:
+        _insert_children(connection, early, ids)
+    written = {record.uid for record in early}
     if unseen := task_names - known_tasks:
         buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
     # What is overwritten may be of any task.
     anywhere = any(put.on_duplicate in _OVERWRITING and _known(put, stored) for put in puts)
     with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
-        session = _Session(buffer, ids)
+        session = _Session(buffer, ids, written)
         outcomes: list[list[int] | ReplayDBError] = []
         for put in puts:
             known = _known(put, stored)
             if known and put.on_duplicate == "error":
                 outcomes.append(DuplicateGroupError([record.uid for record in known]))
+                session.delete_children(put)
                 continue
             try:
-                session.store(put, written=put in early)
+                session.store(put)
                 outcomes.append([ids[record] for record in put.records])
             except ReplayDBError as error:
                 if not buffer.settings.is_limited:
                     raise  # what it has written, and deleted, goes with the transaction
-                if put in early:
-                    _delete_children(connection, [ids[record] for record in put.records])
+                session.delete_children(put)
                 outcomes.append(error)
         if counted or any(part.pack for part in payloads):
             taken = [
@@ -145,21 +152,23 @@ class _Session:
     Attributes:
         buffer: The buffer.
         ids: Ids of the groups.
+        written: Uids of the groups whose payloads, episodes and texts are written already.
         rows: Rows of `episode_group` that are not written yet; in a limited buffer there are none.
     """
 
     buffer: LockedBuffer
     ids: _Ids
+    written: set[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def store(self, put: Put, *, written: bool) -> None:
+    def store(self, put: Put) -> None:
         """Store one put. If this raises in a limited buffer, everything is rolled back."""
         if not self.buffer.settings.is_limited:
-            rows, _ = self._count(put, written=written)
+            rows, _ = self._count(put)
             self.rows += rows
             return
         with self.buffer.savepoint():
-            rows, rivals = self._count(put, written=written)
+            rows, rivals = self._count(put)
             self._add_keys(rows)
             self._write(rows)  # what is in can be a victim: of the next put, or at once
             capacity.evict_excess(self.buffer, rivals)
@@ -169,6 +178,13 @@ class _Session:
         self._add_keys(self.rows)
         self._write(self.rows)
         self.rows = []
+
+    def delete_children(self, put: Put) -> None:
+        """Delete what was written of a put that is refused, before the groups were locked."""
+        ids = [self.ids[record] for record in put.records if record.uid in self.written]
+        if ids:
+            for delete in (delete_payloads, delete_episodes, delete_transcripts):
+                postpone(self.buffer.connection, delete(ids))
 
     def _add_keys(self, rows: Sequence[dict[str, Any]]) -> None:
         """Give new keys to rows of groups."""
@@ -190,7 +206,7 @@ class _Session:
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
-    def _count(self, put: Put, *, written: bool) -> tuple[list[dict[str, Any]], list[int]]:
+    def _count(self, put: Put) -> tuple[list[dict[str, Any]], list[int]]:
         """Check a put against the limits, free space for it, and count it.
 
         Returns:
@@ -214,8 +230,8 @@ class _Session:
         capacity.free_space(
             self.buffer, _sizes(record for record in usable if not self._is_rival(record))
         )
-        if not written:
-            _insert_children(self.buffer.connection, accepted, self.ids)
+        others = [record for record in accepted if record.uid not in self.written]
+        _insert_children(self.buffer.connection, others, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
         rows = [
             row | kept.get(row["id"], {"times_replaced": 0})
@@ -327,8 +343,13 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
 
 
 def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids: _Ids) -> None:
-    """Insert the large rows of groups (payloads, episodes, texts), which needs no lock."""
-    rows = [(ids[record], record) for record in records]
+    """Insert the large rows of groups, which needs no lock."""
+    postpone(connection, *_children((ids[record], record) for record in records))
+
+
+def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
+    """Return the large rows of groups (payloads, episodes, texts), given what `group_id` is."""
+    rows = list(records)
     parts = [part.row(i, part.part) for i, record in rows for part in record.payloads]
     episodes = [{"group_id": i, **child} for i, record in rows for child in record.episodes]
     texts = [{"group_id": i, **child} for i, record in rows for child in record.transcripts]
@@ -337,14 +358,4 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
         Write(insert_episodes(), episodes),
         Write(insert_transcripts(), texts),
     ]
-    postpone(connection, *writes)
-
-
-def _delete_children(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete the rows inserted by `_insert_children` for groups that were refused."""
-    for statement in (
-        delete_payloads,
-        delete_episodes,
-        delete_transcripts,
-    ):
-        execute(connection, statement(ids))
+    return [write for write in writes if write.rows]
