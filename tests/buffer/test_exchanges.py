@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
-from replaydb import Buffer, Store
+from replaydb import Buffer, Store, Uniform
+from replaydb.buffer.requests import draw_request
 from support.groups import group, groups
 from support.proxy import PASS, Fate, Message, Proxy
 
 Call = Callable[[Buffer, int], Awaitable[Any]]
+
+
+WAITING = draw_request(999, Uniform(), None, None, None, None, None)
 
 
 async def lease_and_ack(buffer: Buffer, number: int) -> None:
@@ -33,6 +37,8 @@ CALLS: dict[str, tuple[int, Call]] = {
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),
     "metrics": (1, lambda it, n: it.metrics()),
+    "cursor": (1, lambda it, n: it.cursor("data")),
+    "check of a waiting draw": (1, lambda it, n: it._may_suffice(WAITING, None)),
     "find": (7, lambda it, n: it.find(limit=8)),
 }
 
@@ -52,7 +58,7 @@ async def test_exchanges(
     async with Store.open(proxied_url, run="a") as store:
         monkeypatch.setattr(store._database.signal, "announce", lambda: None)
         buffer = await store.buffer("math", max_staleness=4)
-        await buffer.put(groups(200, version=1))
+        await buffer.put(groups(200, version=1), cursor={"data": 1})
         await buffer.lease(8, ttl=600)  # which another trainer might have
         for number in range(1, 4):
             await call(buffer, number)

@@ -77,7 +77,7 @@ class Drawing(BufferCore):
             return True
         try:
             available = await self._read(
-                lambda connection: buffers.available(connection, self.id), end
+                lambda connection: buffers.available(connection, self.id), end, single=True
             )
         except DatabaseUnavailableError:
             return True  # the draw itself waits for the database

@@ -159,7 +159,8 @@ class Inspecting(BufferCore):
         first = checks.whole_number("position", position)
         most = checks.whole_number("limit", limit)
         return await self._read(
-            lambda connection: groups.episodes(connection, self.id, number, first, most)
+            lambda connection: groups.episodes(connection, self.id, number, first, most),
+            single=True,
         )
 
     async def texts(self, ids: Iterable[int]) -> dict[int, dict[int, str]]:
@@ -276,7 +277,9 @@ class Inspecting(BufferCore):
             InvalidInputError: `name` is invalid.
         """
         checks.name("name", name)
-        return await self._read(lambda connection: lineage.cursor(connection, self.id, name))
+        return await self._read(
+            lambda connection: lineage.cursor(connection, self.id, name), single=True
+        )
 
     async def draws(
         self,
