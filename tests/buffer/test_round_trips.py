@@ -51,7 +51,7 @@ async def leased(buffer: Buffer, count: int = 8) -> Any:
 
 #: Statements of each call, on SQLite and on PostgreSQL, where the lock is counted twice.
 CALLS = {
-    "lease": (10, 6),
+    "lease": (10, 4),
     "extend": (1, 1),
     "ack": (6, 3),
     "ack of some": (6, 5),

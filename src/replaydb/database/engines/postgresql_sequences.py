@@ -140,7 +140,8 @@ def _identify_groups(parts: tuple[Part, ...]) -> Select[Any]:
         values = [
             new.c.ids[position] if name == position.name else rows.c[name] for name in part.names
         ]
-        fresh = select(*values).where(~new.c.is_taken, uid.not_in(select(stored.c.group_uid)))
+        is_fresh = ~new.c.is_taken & uid.not_in(select(stored.c.group_uid))
+        fresh = select(*values).select_from(rows.join(new, true())).where(is_fresh)
         added = insert(part.statement.table).from_select(list(part.names), fresh)
         statement = statement.add_cte(added.cte(f"write_{number}"))
     return statement
