@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "metrics": (1, lambda it, n: it.metrics()),
     "cursor": (1, lambda it, n: it.cursor("data")),
     "check of a waiting draw": (1, lambda it, n: it._may_suffice(WAITING, None)),
-    "find": (7, lambda it, n: it.find(limit=8)),
+    "find": (6, lambda it, n: it.find(limit=8)),
 }
 
 

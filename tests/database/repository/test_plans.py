@@ -88,6 +88,7 @@ from replaydb.database.statements.pages import (
     INDEXED,
     select_ids_of_prompt,
     select_page,
+    select_pages,
     select_partitions,
     select_partitions_of,
     select_shown,
@@ -486,6 +487,18 @@ async def test_a_page_of_a_listing(
             if connection.dialect.name == "sqlite" and (equals or unknown or index == "arrival"):
                 sought = any(f"AND id{sign}?" in plan.text for sign in "<>")
                 assert sought == (after is not None), plan.text
+
+
+@pytest.mark.parametrize(("column", "index", "key"), LISTED, ids=[one[1] for one in LISTED])
+async def test_pages_of_several_tasks_are_read_by_index(
+    connection: AsyncConnection, column: Any, index: str, key: Any
+) -> None:
+    partitions = [PARTITION, Partition(1, "task-4", "aborted")]
+    for after in (None, (key, 9000)):
+        statement = select_pages(partitions, Order(column), 100, None, after, unknown=False)
+        plan = await plan_of(connection, statement)
+        assert "episode_group" not in plan.scans, plan.text
+        assert plan.indexes - {"pk_buffer"} == {f"ix_episode_group_{index}"}, plan.text
 
 
 async def test_a_listing_of_archived_groups_reads_one_task(

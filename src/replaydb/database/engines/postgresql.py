@@ -186,13 +186,16 @@ class PostgresqlBackend:
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Set the limits of the transaction, and let a reader check for lost commits."""
         url, is_reader = self._url, postgresql_commits.is_reader(connection)
+        options = connection.sync_engine.get_execution_options()
+        is_single = options.get("isolation_level") == "AUTOCOMMIT"
         async with asyncio.timeout_at(end):
             seconds = end - asyncio.get_running_loop().time()
+            is_long = seconds > ORDINARY_SECONDS and not is_single
             await set_limits(
                 connection,
                 seconds,
                 IDLE_IN_TRANSACTION_SECONDS if is_reader else url.frozen_seconds,
-                is_local=url.through_pgbouncer or seconds > ORDINARY_SECONDS,
+                is_local=is_long or url.through_pgbouncer,
             )
             if is_reader:
                 await self._check(connection)

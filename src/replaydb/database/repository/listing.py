@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.pages import (
     INDEXED,
     select_keys,
-    select_page,
+    select_pages,
     select_partitions,
     select_partitions_of,
     select_shown,
@@ -32,6 +33,9 @@ from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
+
+#: One statement reads pages of up to this many tasks and statuses.
+PARTITIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +87,29 @@ def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[Gr
 def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
     """Return the first groups of each task and status, read from their indexes and merged."""
     statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
-    rows: list[Any] = []
-    partitions = select_partitions(buffer_id)
-    if listing.tasks is not None:
-        partitions = select_partitions_of(buffer_id, sorted(listing.tasks))
-    for task in execute(connection, partitions):
-        for status in statuses:
-            if getattr(task, status):
-                partition = Partition(buffer_id, task.task_name, str(status))
-                rows.extend(_first(connection, partition, listing))
-    return _sorted(rows, listing.order)
-
-
-def _first(connection: Connection, partition: Partition, listing: Listing) -> list[Any]:
     order, limit = listing.order, listing.limit
+    found = select_partitions(buffer_id)
+    if listing.tasks is not None:
+        found = select_partitions_of(buffer_id, sorted(listing.tasks))
+    partitions = [
+        Partition(buffer_id, task.task_name, str(status))
+        for task in execute(connection, found)
+        for status in statuses
+        if getattr(task, status)
+    ]
     rows: list[Any] = []
     for unknown, after, equals in _reads(order, listing.after):
-        left = None if limit is None else limit - len(rows)
-        statement = select_page(
-            partition, order, left, listing.eligible, after, unknown=unknown, equals=equals
-        )
-        rows.extend(execute(connection, statement))
-        if limit is not None and len(rows) >= limit:
-            break
-    return rows
+        for start in range(0, len(partitions), PARTITIONS):
+            some = partitions[start : start + PARTITIONS]
+            statement = select_pages(
+                some, order, limit, listing.eligible, after, unknown=unknown, equals=equals
+            )
+            rows += execute(connection, statement)
+        counts = Counter((row.task_name, row.group_status) for row in rows)
+        partitions = [
+            one for one in partitions if limit is None or counts[one.task_name, one.status] < limit
+        ]
+    return _sorted(rows, order)
 
 
 def _reads(

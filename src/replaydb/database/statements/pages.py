@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_
+from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_, union_all
 
 from replaydb.database.expressions import among, as_stored, comes_after, comes_before
 from replaydb.database.prepared import prepared
@@ -103,6 +104,22 @@ def _key(column: Column[Any]) -> ColumnElement[Any]:
     return current_staleness() if column is group.staleness else column
 
 
+def select_pages(
+    partitions: Iterable[Partition],
+    order: Order,
+    limit: int | None,
+    eligible: ColumnElement[bool] | None,
+    after: tuple[Any, int] | None,
+    **which: bool,
+) -> Select[Any]:
+    """Select the rows of `select_page` for several partitions, with their task and status."""
+    pages = [
+        select_page(one, order, limit, eligible, after, **which).subquery(f"page_{number}")
+        for number, one in enumerate(partitions)
+    ]
+    return select(union_all(*map(select, pages)).subquery())
+
+
 def select_page(
     partition: Partition,
     order: Order,
@@ -113,7 +130,7 @@ def select_page(
     unknown: bool,
     equals: bool = False,
 ) -> Select[Any]:
-    """Select a page of the groups of a partition in an order, as (id, key).
+    """Select a page of the groups of a partition in an order, as (id, key, task, status).
 
     Args:
         partition: The groups.
@@ -146,7 +163,8 @@ def select_page(
     if eligible is not None:
         condition &= func.coalesce(eligible, literal(False))  # so that no other index is used
     ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
-    return select_keys(condition, column).order_by(*ordered).limit(limit)
+    page = select_keys(condition, column).add_columns(group.task_name, group.group_status)
+    return page.order_by(*ordered).limit(limit)
 
 
 #: Columns with an index in which idle groups are sorted by them.
