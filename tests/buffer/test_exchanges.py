@@ -48,6 +48,20 @@ async def test_exchanges(
     proxied_url: str, proxy: Proxy, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, call = CALLS[name]
+    assert await exchanges(proxied_url, proxy, call, monkeypatch) == expected
+
+
+@pytest.mark.usefixtures("from_snapshots")
+async def test_exchanges_of_a_large_draw(
+    proxied_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its payloads are read from a snapshot on another connection."""
+    _, call = CALLS["sample"]
+    assert await exchanges(proxied_url, proxy, call, monkeypatch) == 9
+
+
+async def exchanges(url: str, proxy: Proxy, call: Call, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of exchanges of a call that has run before."""
     num_exchanges = 0
 
     def count(message: Message) -> Fate:
@@ -55,7 +69,7 @@ async def test_exchanges(
         num_exchanges += (message.sender, message.kind) == ("server", b"Z")
         return PASS
 
-    async with Store.open(proxied_url, run="a") as store:
+    async with Store.open(url, run="a") as store:
         monkeypatch.setattr(store._database.signal, "announce", lambda: None)
         buffer = await store.buffer("math", max_staleness=4)
         await buffer.put(groups(200, version=1), cursor={"data": 1})
@@ -64,4 +78,4 @@ async def test_exchanges(
             await call(buffer, number)
         proxy.rule = count
         await call(buffer, 4)
-    assert num_exchanges == expected
+    return num_exchanges

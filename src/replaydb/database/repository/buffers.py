@@ -163,8 +163,10 @@ def checked(rows: Sequence[Any], name: str) -> BufferRow:
 
 
 def begin_snapshot(connection: Connection, buffer_id: int) -> None:
-    """Run the first statement of a transaction, which takes its snapshot."""
-    execute(connection, select_buffer(buffer_id))
+    """Run a first statement of a transaction, which takes its snapshot."""
+    # On a server, the check for lost commits may have taken it. SQLite's BEGIN does not.
+    if connection.dialect.name != "postgresql" or not connection.in_transaction():
+        execute(connection, select_buffer(buffer_id))
 
 
 def save_limits(connection: Connection, state: BufferRow) -> None:
