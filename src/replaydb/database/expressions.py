@@ -95,6 +95,14 @@ class next_lease_id(next_draw_id):
     inherit_cache = True
 
 
+class joined(FunctionElement[str]):
+    """The integers of a column as one text, separated by commas. An aggregate."""
+
+    name = "joined"
+    type = Text()
+    inherit_cache = True
+
+
 class seconds_between(FunctionElement[float]):
     """Seconds from one time to another. Both are columns, or parameters of their type."""
 

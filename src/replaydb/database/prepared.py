@@ -104,20 +104,34 @@ def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[A
 
     On PostgreSQL a statement reads the rows that it does not lock as they were before it waited for
     the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
-    column, is False the first time; it should return few rows then.
+    column, is False the first time; it should return few rows then. The column `locked_ids` of its
+    first row lists the rows that it has locked. If there are others the second time, for which it
+    may have waited again, it is run once more.
     """
     _send_before(connection, statement)
     first, last = (
         Bound(statement.statement, {**statement.values, "is_last": is_last})
         for is_last in (False, True)
     )
-    if connection.dialect.name == "postgresql":
-        plan = _plan(statement.statement, tuple(last.values), connection.dialect)
-        if plan.has_run and not _is_watched(connection):
-            rows = plan.run_each(connection, [first.values, last.values])
-            return [row for row in rows if row.is_last]
-        execute(connection, first)
-    return cast("Sequence[Any]", execute(connection, last))
+    if connection.dialect.name != "postgresql":
+        return cast("Sequence[Any]", execute(connection, last))
+    plan = _plan(statement.statement, tuple(last.values), connection.dialect)
+    before: Sequence[Any]
+    after: Sequence[Any]
+    if plan.has_run and not _is_watched(connection):
+        rows = plan.run_each(connection, [first.values, last.values])
+        before = [row for row in rows if not row.is_last]
+        after = [row for row in rows if row.is_last]
+    else:
+        before, after = (cast("Any", execute(connection, one)) for one in (first, last))
+    while _locked(after) - _locked(before):
+        before, after = after, cast("Any", execute(connection, last))
+    return after
+
+
+def _locked(rows: Sequence[Any]) -> set[str]:
+    """Return the ids of the rows that a run of a locking statement has locked."""
+    return set((rows[0].locked_ids or "").split(",")) - {""} if rows else set()
 
 
 def execute_many(

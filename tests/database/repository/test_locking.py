@@ -129,6 +129,33 @@ async def test_new_priorities_replace_those_found_after_the_wait(
         assert await connection.scalar(select(schema.task.c.total_weight)) == 9.0
 
 
+async def test_a_task_that_is_created_during_the_wait(
+    eight_groups: Buffer, postgresql_url: str, postgres: PostgresServer
+) -> None:
+    """It is locked by the second run of the statement, which then waits again."""
+    async with Store.open(postgresql_url) as store:
+        another = await store.buffer("math")
+        await (await another.lease(9, tasks=["code", "gsm8k"], ttl=60, at_least=1)).nack()
+        tasks = select(schema.task).with_for_update(key_share=True)
+        async with transaction(postgresql_url) as first, transaction(postgresql_url) as second:
+            await first.execute(tasks)
+            lease = another.lease(9, tasks=["code", "gsm8k"], ttl=60, at_least=1)
+            leasing = asyncio.ensure_future(lease)
+            await postgres.until_blocked(postgresql_url)
+            [new, taken] = await eight_groups.put(groups(2, "code"))
+            await second.execute(tasks.where(schema.task.c.task_name == "code"))
+            await first.commit()
+            await asyncio.sleep(0.3)  # blocked all the time, by another lock
+            await postgres.until_blocked(postgresql_url)
+            await second.execute(set_group(taken, group_status="failed"))
+            of_code = update(schema.task).where(schema.task.c.task_name == "code")
+            await second.execute(of_code.values(num_available=1, total_weight=1.0))
+            await second.commit()
+        ids = (await leasing).batch.ids
+    assert new in ids
+    assert taken not in ids
+
+
 async def test_rows_that_were_read_ahead_are_not_older_than_maintenance(
     eight_groups: Buffer, postgresql_url: str
 ) -> None:

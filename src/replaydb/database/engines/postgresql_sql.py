@@ -15,6 +15,7 @@ from replaydb.database.expressions import (
     bytewise,
     comes_after,
     comes_before,
+    joined,
     json_as_stored,
     json_boolean,
     json_double,
@@ -84,6 +85,11 @@ def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: An
 @compiles(next_lease_id, "postgresql")
 def _compile_next_lease_id(element: next_lease_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "nextval('lease_id_seq')"
+
+
+@compiles(joined, "postgresql")
+def _compile_joined(element: joined, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"string_agg(CAST({compiler.process(element.clauses, **kw)} AS TEXT), ',')"
 
 
 @compiles(seconds_between, "postgresql")

@@ -14,6 +14,7 @@ from replaydb.database.expressions import (
     bytewise,
     comes_after,
     comes_before,
+    joined,
     json_as_stored,
     json_boolean,
     json_double,
@@ -77,6 +78,11 @@ def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any)
 @compiles(next_draw_id, "sqlite")
 def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "NULL"
+
+
+@compiles(joined, "sqlite")
+def _compile_joined(element: joined, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"group_concat({compiler.process(element.clauses, **kw)})"
 
 
 @compiles(seconds_between, "sqlite")

@@ -25,7 +25,13 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among, next_draw_id, next_lease_id, server_time
+from replaydb.database.expressions import (
+    among,
+    joined,
+    next_draw_id,
+    next_lease_id,
+    server_time,
+)
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import buffer, group, lease, task
 from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE
@@ -106,8 +112,9 @@ def _locked(
     See `execute_locking`. If `draws` or `leases` is true, a new id of that table is selected.
     """
     locked = tasks.with_for_update(key_share=True, of=task).cte("locked")
-    first = select(func.min(locked.c.task_id)).scalar_subquery()  # reads all, and so locks them
+    first = select(func.min(locked.c.task_id)).scalar_subquery()
     is_first = or_(locked.c.task_id.is_(None), locked.c.task_id == first)
+    ids = joined(locked.c.task_id)  # reads all, and so locks them
     of_buffer = (
         case((is_first, column)).label(column.name) if column.name in _LARGE else column
         for column in buffer.c
@@ -133,6 +140,7 @@ def _locked(
                 (and_(_IS_LAST, is_first), _is_overdue(buffer_id)),
             ).label("has_overdue"),
             *new_ids,
+            case((is_first, select(ids).scalar_subquery())).label("locked_ids"),
             _IS_LAST.label("is_last"),
             is_first.label("is_first"),
         )
