@@ -135,11 +135,11 @@ async def test_a_task_that_is_created_during_the_wait(
     """It is locked by the second run of the statement, which then waits again."""
     async with Store.open(postgresql_url) as store:
         another = await store.buffer("math")
-        await (await another.lease(9, tasks=["code", "gsm8k"], ttl=60, at_least=1)).nack()
+        await (await another.lease(20, tasks=["code", "gsm8k"], ttl=60, at_least=1)).nack()
         tasks = select(schema.task).with_for_update(key_share=True)
         async with transaction(postgresql_url) as first, transaction(postgresql_url) as second:
             await first.execute(tasks)
-            lease = another.lease(9, tasks=["code", "gsm8k"], ttl=60, at_least=1)
+            lease = another.lease(20, tasks=["code", "gsm8k"], ttl=60, at_least=1)
             leasing = asyncio.ensure_future(lease)
             await postgres.until_blocked(postgresql_url)
             [new, taken] = await eight_groups.put(groups(2, "code"))
