@@ -244,8 +244,12 @@ class PostgresqlBackend:
 
     async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
         """Prove and commit. If the answer is lost, read the outcome on another connection."""
-        async with asyncio.timeout_at(end):
-            has_all = await postgresql_commits.prove(connection, self._acknowledged)
+        try:
+            async with asyncio.timeout_at(end):
+                has_all = await postgresql_commits.prove(connection, self._acknowledged)
+        except Exception as error:  # such as of a foreign key to a lost row
+            await self._check_after(connection, error, end)
+            raise
         if not has_all:
             raise self._has_lost_commits()
         transaction = postgresql_commits.transaction_of(connection)
