@@ -22,6 +22,7 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    literal,
     select,
     table,
     true,
@@ -165,7 +166,7 @@ async def test_statements_work_after_a_table_was_changed(
     """Prepared statements then fail, and the call is run again on a new connection."""
     database = Database(backend_for(own_postgresql_url))
     is_last = bindparam("is_last", type_=Boolean()) if read is execute_locking else true()
-    columns = NUMBERS.c.number, is_last.label("is_last")
+    columns = NUMBERS.c.number, is_last.label("is_last"), literal("7").label("locked_ids")
     changing = prepared(lambda least: select(*columns).where(NUMBERS.c.number >= least))
 
     def change(sql: str) -> Awaitable[object]:

@@ -52,6 +52,7 @@ async def test_groups_deleted_before_they_are_read_are_delivered(
 async def test_draws_without_pause_do_not_starve_puts(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(4))
+    await asyncio.gather(buffer.sample(1), buffer.put(group("connects")))
     drawn = 0
 
     async def draw_for_ever() -> None:
