@@ -423,7 +423,7 @@ class _Drawing:
                 variates, rates(part.clock, part.weights[again])
             )
             changes = [
-                {"group_id": group_id, "new_key": key, "now": self._buffer.now}
+                {"group_id": group_id, "new_key": key}
                 for group_id, key in zip(part.ids[again].tolist(), keys.tolist(), strict=True)
             ]
             number = len(again) - len(passed)
@@ -436,10 +436,10 @@ class _Drawing:
         elif unkeyed:
             postpone(self._connection, mark_sampled(unkeyed, self._buffer.now))
         for order, rows in counted.items():
-            postpone(self._connection, Write(mark_sampled_and_rekey(order), rows))
+            timed = [row | {"now": self._buffer.now} for row in rows]
+            postpone(self._connection, Write(mark_sampled_and_rekey(order), timed))
         for order, rows in skipped.items():
-            keys_only = [{"group_id": row["group_id"], "new_key": row["new_key"]} for row in rows]
-            postpone(self._connection, Write(rekey(order), keys_only))
+            postpone(self._connection, Write(rekey(order), rows))
 
 
 @dataclass(frozen=True, slots=True)
