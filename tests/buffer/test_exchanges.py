@@ -7,11 +7,13 @@ those to BEGIN, COMMIT and ROLLBACK. All calls have run before, so their stateme
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from replaydb import Buffer, Store, Uniform
+from replaydb import Buffer, Store, Uniform, col
+from replaydb.buffer import drawing
 from replaydb.buffer.requests import draw_request
 from support.groups import group, groups
 from support.proxy import PASS, Fate, Message, Proxy
@@ -27,13 +29,25 @@ async def lease_and_ack(buffer: Buffer, number: int) -> None:
     await lease.ack()
 
 
+RARE = col.tags["kind"] == "rare"
+
+
+async def sample_rare(buffer: Buffer, number: int, *, is_slow: bool) -> None:
+    """Draw with a filter that 12 of 200 groups meet."""
+    request = draw_request(8, Uniform(), None, RARE, None, None, None)
+    buffer._slow_filters = {drawing._shape(request)} if is_slow else set()
+    await buffer.sample(8, where=RARE)
+
+
 CALLS: dict[str, tuple[int, Call]] = {
     "put of one group": (5, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
     "sample": (5, lambda it, n: it.sample(8)),
+    "sample with a rare filter": (10, partial(sample_rare, is_slow=False)),
+    "sample with a rare filter that was slow": (8, partial(sample_rare, is_slow=True)),
     "lease and ack": (9, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
-    "advance_policy": (11, lambda it, n: it.advance_policy(n)),
+    "advance_policy": (7, lambda it, n: it.advance_policy(n)),
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),
     "metrics": (1, lambda it, n: it.metrics()),
@@ -72,7 +86,8 @@ async def exchanges(url: str, proxy: Proxy, call: Call, monkeypatch: pytest.Monk
     async with Store.open(url, run="a") as store:
         monkeypatch.setattr(store._database.signal, "announce", lambda: None)
         buffer = await store.buffer("math", max_staleness=4)
-        await buffer.put(groups(200, version=1), cursor={"data": 1})
+        await buffer.put(groups(188, version=1), cursor={"data": 1})
+        await buffer.put([group(version=1, tags={"kind": "rare"}) for _ in range(12)])
         await buffer.lease(8, ttl=600)  # which another trainer might have
         for number in range(1, 4):
             await call(buffer, number)

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection
 
 import replaydb as rdb
 from replaydb.buffer.requests import draw_request
-from replaydb.database.repository import draws
+from replaydb.database.repository import draws, preview
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
@@ -98,9 +98,18 @@ class SamplingModel:
         policy: SamplingPolicy,
         condition: Filter = EVERYTHING,
         tasks: frozenset[str] | None = None,
+        *,
+        evaluated: bool = False,
     ) -> None:
-        """Draw and add the results to the frequencies."""
+        """Draw and add the results to the frequencies.
+
+        With `evaluated`, the condition is evaluated before the draws, as for slow filters.
+        """
         wanted = request(n, policy, tasks=tasks, where=condition.where)
+        if evaluated:
+            wanted = await self.buffer._database.read(
+                lambda it: preview.with_candidates(it, self.buffer.id, wanted)
+            )
         weights = self._weights(policy, condition, tasks)
         labels = {one: known.label for one, known in self.groups.items()}
         for drawn in await draw_often(self.buffer, wanted, times):

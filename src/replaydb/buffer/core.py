@@ -51,6 +51,7 @@ class BufferCore:
         self._row = row
         self._releasing: set[asyncio.Task[None]] = set()
         self._drawn_tasks: frozenset[str] = frozenset()  # of the last draw
+        self._slow_filters: set[object] = set()
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"

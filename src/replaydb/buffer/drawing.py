@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from replaydb.database.repository import (
     groups,
     leases,
     lineage,
+    preview,
     shortage,
 )
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
@@ -50,6 +52,11 @@ logger = logging.getLogger(__name__)
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 #: Time limit in seconds for counting why there were too few groups.
 EXPLAIN_SECONDS = 2.0
+#: A draw with a filter that takes longer to find its groups is evaluated differently next time:
+#: before the locks instead of under them, or the other way.
+SLOW_SECONDS = 0.02
+#: Shapes of requests that are remembered.
+MOST_SLOW_FILTERS = 100
 #: How long a failed call waits, in seconds, until its lease is released.
 RELEASE_SECONDS = 5.0
 #: Pause in seconds before another attempt to release the lease.
@@ -85,7 +92,30 @@ class Drawing(BufferCore):
         for quota in request.quotas:
             names = available.keys() if quota.tasks is None else quota.tasks
             found += min(quota.count, sum(available.get(name, 0) for name in names))
-        return found >= request.at_least
+        return found >= request.at_least and (await self._evaluated(request, end)).may_suffice
+
+    async def _evaluated(self, request: DrawRequest, end: float | None) -> DrawRequest:
+        """Return the request, with candidates if it was slow to find them under the locks.
+
+        With a seed the same calls draw the same groups, so it must not depend on the time.
+        """
+        if not request.has_filter or self._row.settings.seed is not None:
+            return request
+        if _shape(request) not in self._slow_filters:
+            return request
+        return await self._read(
+            lambda connection: preview.with_candidates(connection, self.id, request),
+            end,
+            has_any=lambda it: it.may_suffice,
+            single=len(request.quotas) == 1,
+        )
+
+    def _judge(self, request: DrawRequest, seconds: float) -> None:
+        """If finding the groups of a request took long, evaluate its filter elsewhere next time."""
+        if seconds > SLOW_SECONDS and request.has_filter:
+            if len(self._slow_filters) >= MOST_SLOW_FILTERS:
+                self._slow_filters.clear()
+            self._slow_filters ^= {_shape(request)}
 
     async def _explain(self, request: DrawRequest, error: ReplayDBError) -> None:
         """Add to an error which groups exist instead of those requested."""
@@ -100,6 +130,7 @@ class Drawing(BufferCore):
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
+        request = await self._evaluated(request, end)
 
         def work(connection: Connection, scope: Scope) -> Drawn:
             nonlocal drawn
@@ -112,7 +143,11 @@ class Drawing(BufferCore):
                 leases=request.lease is not None,
                 reads=draws.first_reads(self.id, request, self._drawn_tasks),
             ) as buffer:
-                found = draws.draw(buffer, request)
+                began = time.perf_counter()
+                try:
+                    found = draws.draw(buffer, request)
+                finally:
+                    self._judge(request, time.perf_counter() - began)
             self._drawn_tasks = frozenset(buffer.task_states)
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
@@ -266,6 +301,13 @@ class Result:
         """Raise `CorruptPayloadError`, with the intact groups, if some groups are damaged."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+def _shape(request: DrawRequest) -> object:
+    """Return what requests have in common whose filters differ only in values."""
+    return tuple(
+        (type(quota.policy), quota.tasks, frozenset(quota.conditions)) for quota in request.quotas
+    )
 
 
 def _may_pass(error: DatabaseError) -> bool:

@@ -126,6 +126,19 @@ async def test_rare_filters_that_fall_back_to_a_scan(
     model.check()
 
 
+@with_policy(rdb.Prioritized())
+async def test_filters_evaluated_before_the_locks(
+    sqlite_buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized
+) -> None:
+    """Such draws take turns with draws that read the stored keys, with and without the filter."""
+    model = await world_of(sqlite_buffer, groups(50))
+    for _ in range(200):
+        await model.draw(2, 2, policy, tagged(4), evaluated=True)
+        await model.draw(1, 2, policy, tagged(4))
+        await model.draw(1, 23, policy)
+    model.check()
+
+
 @pytest.mark.nightly
 async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
     """Index scans of 200 rows for 12 of 50 eligible groups among 800: both kinds of scan occur."""

@@ -165,9 +165,9 @@ async def test_draws_by_the_tag_index_are_exact(
 ) -> None:
     """Other draws stay exact too: groups passed over by an abandoned read get new keys.
 
-    With an estimate from 16 rows, about half of the filtered draws are lookups.
+    With an estimate from 12 rows, about half of the filtered draws are lookups.
     """
-    monkeypatch.setattr(draws, "KEYS_READ_TO_ESTIMATE", 16)
+    monkeypatch.setattr(draws, "KEYS_READ_TO_ESTIMATE", 12)
     monkeypatch.setattr(draws, "SCANNED_PER_LOOKUP", 3)
     rng = np.random.default_rng(3)
     async with Store.open(sqlite_url) as store:

@@ -8,13 +8,16 @@ marks record where the next step resumes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, false, func
 
 from replaydb import checks
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import Bound
+from replaydb.database.reads import read_together
 from replaydb.database.repository import transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
@@ -27,6 +30,7 @@ from replaydb.database.statements.episode_group import (
     select_too_stale,
 )
 from replaydb.database.statements.selections import TOO_STALE, too_stale
+from replaydb.database.writes import postpone
 
 #: Cost of the queries for one task, in groups.
 COST_PER_TASK = 16
@@ -73,12 +77,23 @@ def mark(buffer: LockedBuffer) -> None:
 def step(buffer: LockedBuffer, most: int) -> None:
     """Expire groups of the locked tasks, and update their staleness, up to about `most` groups."""
     behind = [task for task in buffer.task_states.values() if task.is_behind]
-    for task in behind:
-        if task.is_expiring and most > 0:
-            most -= COST_PER_TASK + expire(buffer, task, most)
-    for task in behind:
-        if not task.is_expiring and task.aged_to is not None and most > 0:
-            most -= COST_PER_TASK + _age(buffer, task, task.aged_to, most)
+    behind = behind[: math.ceil(most / (COST_PER_TASK + 1))]
+    if not behind:
+        return
+    share = max(most // len(behind) - COST_PER_TASK, 1)
+    reads = [_too_stale(buffer, task, share) for task in behind]
+    ends = [
+        [] if task.aged_to is None
+        else [select_end_of_step(buffer.id, task.task_name, task.aged_to, share - 1)]
+        for task in behind
+    ]  # fmt: skip
+    found = iter(read_together(buffer.connection, [*chain(*reads), *chain(*ends)]))
+    for task, mine in zip(behind, reads, strict=True):
+        _expire(buffer, task, list(islice(found, len(mine))), share)
+    for task, mine in zip(behind, ends, strict=True):
+        for [(end,)] in islice(found, len(mine)):
+            if not task.is_expiring:
+                _age(buffer, task, end)
 
 
 def next_size(size: int, seconds: float) -> int:
@@ -99,33 +114,33 @@ def has_to_expire(row: BufferRow, task: TaskState) -> ColumnElement[bool]:
     return func.coalesce(condition, false())
 
 
-def expire(buffer: LockedBuffer, task: TaskState, most: int) -> int:
-    """Expire up to `most` groups of a task that are too stale. Return the number."""
-    limit = task.max_staleness
-    rows: list[Any] = []
-    if limit is not None:
-        by_newest = buffer.settings.expire_by == "newest_token"
-        select = select_all_too_stale if by_newest else select_too_stale
-        oldest_fresh = buffer.row.policy_version - limit
-        for status in IDLE:
-            found = select(buffer.id, task.task_name, status.value, oldest_fresh, most - len(rows))
-            rows.extend(execute(buffer.connection, found))
+def expire(buffer: LockedBuffer, task: TaskState, most: int) -> None:
+    """Expire up to `most` groups of each status of a task that are too stale."""
+    _expire(buffer, task, read_together(buffer.connection, _too_stale(buffer, task, most)), most)
+
+
+def _too_stale(buffer: LockedBuffer, task: TaskState, most: int) -> list[Bound[Any]]:
+    """Return the statements that select up to `most` groups of each status that are too stale."""
+    if not task.is_expiring or task.max_staleness is None:
+        return []
+    by_newest = buffer.settings.expire_by == "newest_token"
+    select = select_all_too_stale if by_newest else select_too_stale
+    oldest_fresh = buffer.row.policy_version - task.max_staleness
+    return [select(buffer.id, task.task_name, status.value, oldest_fresh, most) for status in IDLE]
+
+
+def _expire(
+    buffer: LockedBuffer, task: TaskState, found: Sequence[Sequence[Any]], most: int
+) -> None:
+    rows = [row for of_status in found for row in of_status]
     transitions.expire(buffer, rows, TOO_STALE)
     task.num_outdated += len(rows)
-    task.is_expiring = len(rows) == most
-    return len(rows)
+    task.is_expiring = any(len(of_status) == most for of_status in found)
 
 
-def _age(buffer: LockedBuffer, task: TaskState, after: int, most: int) -> int:
-    """Update the staleness of groups after an id, up to `most` of each status.
-
-    Returns:
-        A lower bound of the number of groups.
-    """
-    version = buffer.row.policy_version
-    end = select_end_of_step(buffer.id, task.task_name, after, most - 1)
-    [(task.aged_to,)] = execute(buffer.connection, end)
-    last = checks.INT64[1] if task.aged_to is None else task.aged_to
-    aged = age_groups(buffer.id, task.task_name, after, last, version)
-    changed = execute(buffer.connection, aged)
-    return changed if task.aged_to is None else most
+def _age(buffer: LockedBuffer, task: TaskState, end: int | None) -> None:
+    """Update the staleness of the groups of a task up to an id; None: of all that remain."""
+    after, task.aged_to = task.aged_to, end
+    last = checks.INT64[1] if end is None else end
+    aged = age_groups(buffer.id, task.task_name, after, last, buffer.row.policy_version)
+    postpone(buffer.connection, aged)

@@ -21,9 +21,10 @@ from replaydb.database.statements.buffer import (
     select_buffers,
     select_run,
     select_runs,
-    update_buffer,
+    update_buffers,
 )
 from replaydb.database.statements.task import insert_tasks, select_available, select_task_names
+from replaydb.database.writes import Write, postpone
 from replaydb.errors import UnknownBufferError
 from replaydb.results import BufferInfo, RunInfo
 from replaydb.settings import BufferSettings
@@ -169,6 +170,12 @@ def begin_snapshot(connection: Connection, buffer_id: int) -> None:
         execute(connection, select_buffer(buffer_id))
 
 
+def save(connection: Connection, buffer_id: int, values: Mapping[str, Any]) -> None:
+    """Change settings, policy version or counters of a locked buffer."""
+    row = {"of_buffer": buffer_id, **values}
+    postpone(connection, Write(update_buffers(), [row]))
+
+
 def save_limits(connection: Connection, state: BufferRow) -> None:
     """Write back the counters of a locked buffer's rate limit, if it has one."""
     if state.settings.rate_limit is not None:
@@ -176,7 +183,7 @@ def save_limits(connection: Connection, state: BufferRow) -> None:
             "limited_inserts": state.limited_inserts,
             "limited_samples": state.limited_samples,
         }
-        execute(connection, update_buffer(state.id, values))
+        save(connection, state.id, values)
 
 
 def task_names(connection: Connection, buffer_id: int) -> list[str]:

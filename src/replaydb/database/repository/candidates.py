@@ -77,6 +77,11 @@ def first(candidates: Sequence[Candidates], count: int, *, newest_first: bool) -
     return eligible[np.lexsort((-ids if newest_first else ids, keys))][:count]
 
 
+def num_eligible(candidates: Iterable[Candidates]) -> int:
+    """Return the number of eligible rows."""
+    return sum(int(part.eligible.sum()) for part in candidates)
+
+
 def elapsed_until(candidates: Iterable[Candidates], chosen: NDArray[np.int64]) -> float:
     """Return the largest finite key of the rows chosen; keys of groups of weight 0 are infinite."""
     keys = np.concatenate([part.keys for part in candidates])[chosen]

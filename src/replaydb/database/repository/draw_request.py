@@ -26,6 +26,8 @@ class Quota:
         task_name: The task that the quota is for, in errors.
         conditions: The conditions that `eligible` combines, by the name under which an error
             counts the groups that do not meet them.
+        candidates: Ids of the groups that met `eligible` before the tasks were locked, by task;
+            None: unknown.
     """
 
     policy: SimplePolicy
@@ -34,6 +36,7 @@ class Quota:
     eligible: ColumnElement[bool] | None
     task_name: str | None = None
     conditions: Mapping[str, ColumnElement[bool]] = field(default_factory=dict)
+    candidates: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,24 @@ class DrawRequest:
         return self.statuses == (GroupStatus.PENDING,)
 
     @property
+    def has_filter(self) -> bool:
+        """Whether some quota has a filter."""
+        return any(quota.eligible is not None for quota in self.quotas)
+
+    @property
     def count(self) -> int:
         """Total number of groups."""
         return sum(quota.count for quota in self.quotas)
+
+    @property
+    def may_suffice(self) -> bool:
+        """Whether the candidates of its quotas, where they are known, are enough."""
+        return self.at_least <= sum(
+            quota.count
+            if quota.candidates is None
+            else min(quota.count, sum(map(len, quota.candidates.values())))
+            for quota in self.quotas
+        )
 
     def least(self, position: int, taken: int) -> int:
         """Return the minimum number of groups of a quota.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ from replaydb.database.repository.candidates import (
     batch_of,
     elapsed_until,
     first,
+    num_eligible,
     rates,
     remaining_times,
 )
@@ -165,13 +166,13 @@ class _Drawing:
             rate = sum(task.rate(order.clock) for task in task_states)
             for task in task_states:
                 tasks.set_back_if_late(self._connection, task, order.clock, rate)
-        candidates = [
-            self._candidates(quota, order, task, status)
-            for task in task_states
-            for status in self._request.statuses
-            if status is not GroupStatus.COMPLETED or task.num_available
-        ]
-        available = sum(int(part.eligible.sum()) for part in candidates)
+        candidates = self._read_candidates(quota, order, task_states)
+        available = num_eligible(candidates)
+        if available < quota.count and quota.candidates is not None:
+            # Others may have become eligible before the tasks were locked.
+            quota = replace(quota, candidates=None)
+            candidates = self._read_candidates(quota, order, task_states)
+            available = num_eligible(candidates)
         if available < least:
             raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
         if available == 0:
@@ -263,10 +264,21 @@ class _Drawing:
     def _partition(self, task: TaskState, status: GroupStatus) -> Partition:
         return Partition(self._buffer.id, task.task_name, status.value)
 
+    def _read_candidates(
+        self, quota: Quota, order: Order, task_states: Iterable[TaskState]
+    ) -> list[Candidates]:
+        return [
+            self._candidates(quota, order, task, status)
+            for task in task_states
+            for status in self._request.statuses
+            if status is not GroupStatus.COMPLETED or task.num_available
+        ]
+
     def _candidates(
         self, quota: Quota, order: Order, task: TaskState, status: GroupStatus
     ) -> Candidates:
         eligible = quota.eligible
+        known = None if quota.candidates is None else quota.candidates.get(task.task_name, ())
         if self.taken:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
@@ -275,19 +287,19 @@ class _Drawing:
         partition = self._partition(task, status)
         if order.clock is None:
             most = _max_lookups_in_order(task.stored_groups, quota.count)
-            rows = self._look_up(partition, order, eligible, most)
+            rows = self._look_up(partition, order, eligible, most, known)
             if rows is None:
                 rows = ordered_reads.first(
                     self._connection, partition, order, quota.count, eligible
                 )
             keys = np.array([ordered_reads.sort_key(order, row) for row in rows], np.float64)
             return Candidates.of(task, status, rows, keys)
-        if status is GroupStatus.COMPLETED:
+        if status is GroupStatus.COMPLETED and known is None:
             found = self._read_by_key(partition, order, task, quota.count, eligible)
             if found is not None:
                 return found
         # Other statuses keep no arrivals.
-        return self._scan(partition, order, task, eligible)
+        return self._scan(partition, order, task, eligible, known)
 
     def _read_by_key(
         self,
@@ -328,6 +340,7 @@ class _Drawing:
                 return None
             if at_end:
                 break
+            page = min(2 * page, longest - len(rows))
         keys = remaining_times(task, order.clock, rows)
         verdicts = np.array([bool(row.eligible) for row in rows], np.bool_)
         return Candidates.of(
@@ -362,9 +375,10 @@ class _Drawing:
         order: Order,
         task: TaskState,
         eligible: ColumnElement[bool] | None,
+        known: Sequence[int] | None,
     ) -> Candidates:
         """Read every eligible group of a partition, with keys generated for this draw alone."""
-        rows = self._look_up(partition, order, eligible, _max_lookups(task))
+        rows = self._look_up(partition, order, eligible, _max_lookups(task), known)
         if rows is None:
             rows = execute(self._connection, select_eligible(partition, eligible))
         weights = np.array([row.weight for row in rows], np.float64)
@@ -373,16 +387,23 @@ class _Drawing:
         return Candidates.of(task, GroupStatus(partition.status), rows, keys)
 
     def _look_up(
-        self, partition: Partition, order: Order, eligible: ColumnElement[bool] | None, most: int
+        self,
+        partition: Partition,
+        order: Order,
+        eligible: ColumnElement[bool] | None,
+        most: int,
+        known: Sequence[int] | None,
     ) -> Sequence[Any] | None:
         """Read every eligible group of a partition by id, as rows of `select_among`.
 
         Returns:
-            None unless a tag index shows that there are up to `most`.
+            None unless its ids are `known`, or a tag index shows that there are up to `most`.
         """
-        ids = tags.look_up(self._connection, self._buffer.row, eligible, most)
+        ids = known
         if ids is None:
-            return None
+            ids = tags.look_up(self._connection, self._buffer.row, eligible, most)
+        if not ids:
+            return None if ids is None else ()
         return execute(self._connection, select_among(partition, order, ids, eligible))
 
     def _is_selective(self, task: TaskState, eligible: ColumnElement[bool] | None) -> bool:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from replaydb.database.prepared import execute, execute_many
-from replaydb.database.repository import aging, groups, tags
+from replaydb.database.prepared import execute
+from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.statements.buffer import insert_policy_change, update_buffer
+from replaydb.database.statements.buffer import insert_policy_change
 from replaydb.database.statements.episode_group import (
     relate_versions,
     select_scalars,
 )
 from replaydb.database.statements.selections import selection
+from replaydb.database.writes import Write, postpone
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 #: Groups updated in the transaction that advances the policy version.
@@ -48,7 +49,7 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
         )
     lineage = run.lineage or row.policy_lineage
     values = {"policy_version": version, "policy_lineage": lineage}
-    execute(buffer.connection, update_buffer(buffer.id, values))
+    buffers.save(buffer.connection, buffer.id, values)
     num_outdated = sum(task.num_outdated for task in buffer.task_states.values())
     if (version, lineage) == (row.policy_version, row.policy_lineage):
         return num_outdated
@@ -62,7 +63,7 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
         "lineage": lineage,
         "began_at": buffer.now,
     }
-    execute_many(buffer.connection, insert_policy_change(), [change])
+    postpone(buffer.connection, Write(insert_policy_change(), [change]))
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     aging.mark(buffer)
     aging.step(buffer, AT_ONCE)
@@ -86,7 +87,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     values: dict[str, object] = {"settings": settings.to_json()}
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
-    execute(buffer.connection, update_buffer(buffer.id, values))
+    buffers.save(buffer.connection, buffer.id, values)
     for task in buffer.task_states.values():
         task.max_staleness = settings.max_staleness_of(task.task_name)
         if settings.seed != before.seed:

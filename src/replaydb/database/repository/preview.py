@@ -1,4 +1,4 @@
-"""Read-only preview of a draw (`Buffer.peek`). Takes no locks and writes nothing."""
+"""Reads of a draw that take no locks and write nothing: `Buffer.peek`, and slow filters."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from replaydb.database.statements.candidates import (
     Partition,
     order_of,
     select_among,
+    select_candidates,
     select_page_of_eligible,
 )
 from replaydb.database.statements.episode_group import select_sums
-from replaydb.database.statements.selections import selection
+from replaydb.database.statements.selections import Selection, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
 #: Groups per page for which keys are generated.
 PAGE = 8192
+#: A filter that more groups meet is evaluated under the locks: its groups are found quickly.
+MOST_CANDIDATES = MAX_LOOKUPS
 
 
 def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Drawn:
@@ -65,6 +68,27 @@ def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Dra
             raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
     found = Drawn.concatenate(parts)
     return replace(found, rows=groups.facts(connection, cached.id, found.ids))
+
+
+def with_candidates(connection: Connection, buffer_id: int, request: DrawRequest) -> DrawRequest:
+    """Return a request with the groups that meet its filters, unless they are many."""
+
+    def evaluated(quota: Quota) -> Quota:
+        if quota.eligible is None:
+            return quota
+        which = Selection(
+            buffer_id, tasks=quota.tasks, statuses=request.statuses, where=quota.eligible
+        )
+        statement = select_candidates(which.condition, MOST_CANDIDATES + 1)
+        rows = execute(connection, statement)
+        if len(rows) > MOST_CANDIDATES:
+            return quota
+        candidates: dict[str, list[int]] = {}
+        for row in rows:
+            candidates.setdefault(row.task_name, []).append(row.id)
+        return replace(quota, candidates=candidates)
+
+    return replace(request, quotas=tuple(map(evaluated, request.quotas)))
 
 
 def _fresh(

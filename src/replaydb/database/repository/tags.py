@@ -14,7 +14,6 @@ from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.schema import group
-from replaydb.database.statements.buffer import update_buffer
 from replaydb.database.statements.pages import select_ids_of_prompt
 from replaydb.database.statements.selections import Selection
 from replaydb.database.statements.tag import (
@@ -78,7 +77,7 @@ def continue_indexing(buffer: LockedBuffer) -> None:
 
 
 def _save(buffer: LockedBuffer, pending: dict[str, int]) -> None:
-    execute(buffer.connection, update_buffer(buffer.id, {"pending_tags": pending or None}))
+    buffers.save(buffer.connection, buffer.id, {"pending_tags": pending or None})
     buffer.row = replace(buffer.row, pending_tags=pending)
 
 

@@ -128,7 +128,7 @@ def expire(buffer: LockedBuffer, rows: Sequence[Any], reason: str) -> None:
     if rows:
         _recount(buffer.task_states, rows, GroupStatus.EXPIRED)
         ids = [row.id for row in rows]
-        execute(buffer.connection, expire_groups(ids, reason, buffer.row.policy_version))
+        postpone(buffer.connection, expire_groups(ids, reason, buffer.row.policy_version))
 
 
 def delete(

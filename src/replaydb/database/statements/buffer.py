@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, func, insert, select, true, update
+from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, true, update
 
 from replaydb.database.expressions import server_time
 from replaydb.database.prepared import prepared
@@ -83,9 +82,10 @@ def insert_buffer() -> Insert:
     return insert(buffer)
 
 
-def update_buffer(buffer_id: int, values: Mapping[str, Any]) -> Update:
-    """Change settings, policy version or counters of one buffer."""
-    return update(buffer).where(buffer.c.id == buffer_id).values(dict(values))
+@cache
+def update_buffers() -> Update:
+    """Change buffers, given as dicts of `of_buffer` and the columns to change."""
+    return update(buffer).where(buffer.c.id == bindparam("of_buffer"))
 
 
 @cache

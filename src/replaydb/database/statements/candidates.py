@@ -255,6 +255,11 @@ def select_among(
     return statement.params(partition_buffer_id=partition.buffer_id)
 
 
+def select_candidates(condition: ColumnElement[bool], most: int) -> Select[Any]:
+    """Select the ids and tasks of up to `most` groups, in any order."""
+    return select(group.id, group.task_name).where(condition).limit(most)
+
+
 def select_page_of_eligible(
     partition: Partition, eligible: ColumnElement[bool] | None, after: int, limit: int
 ) -> Bound[Select[Any]]:

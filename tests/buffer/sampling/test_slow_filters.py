@@ -1,0 +1,175 @@
+"""Filters that are slow to evaluate: a draw evaluates them before it locks the tasks.
+
+`test_proportions.py` tests the frequencies of such draws.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.buffer import drawing
+from replaydb.buffer.requests import draw_request
+from replaydb.database.repository import preview
+from replaydb.database.repository.draw_request import DrawRequest
+from support.groups import group
+
+RARE = rdb.col.tags["kind"] == "rare"
+REQUEST = draw_request(1, rdb.Uniform(), None, RARE, None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def every_filter_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a draw with a filter, draws with such filters evaluate them before the locks."""
+    judge = drawing.Drawing._judge
+
+    def judge_once(self: drawing.Drawing, request: DrawRequest, seconds: float) -> None:
+        if drawing._shape(request) not in self._slow_filters:
+            judge(self, request, 60.0)
+
+    monkeypatch.setattr(drawing.Drawing, "_judge", judge_once)
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[object]]]:
+    """Calls to make after each evaluation, before the tasks are locked."""
+    calls: list[Callable[[], Awaitable[object]]] = []
+    evaluate = drawing.Drawing._evaluated
+
+    async def then_call(
+        self: drawing.Drawing, request: DrawRequest, end: float | None
+    ) -> DrawRequest:
+        evaluated = await evaluate(self, request, end)
+        for call in calls if evaluated is not request else ():
+            await call()
+        return evaluated
+
+    monkeypatch.setattr(drawing.Drawing, "_evaluated", then_call)
+    return calls
+
+
+async def put_rare(buffer: Buffer, rare: int, common: int = 30) -> None:
+    """Put groups, and draw once, so that the filter is known to be slow."""
+    await buffer.put([group(f"common-{number}") for number in range(common)])
+    await buffer.put([group(f"rare-{number}", tags={"kind": "rare"}) for number in range(rare)])
+    await buffer.sample(1, where=RARE)
+
+
+async def until_put(buffer: Buffer) -> None:
+    """Put groups, and give calls that wait for some the time to notice."""
+    await buffer.put([group(), group()])
+    await asyncio.sleep(0.05)
+
+
+def uids(batch: rdb.Batch) -> list[str]:
+    return [one.group_uid for one in batch.groups]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (rdb.Fifo(), ["rare-0", "rare-1", "rare-2"]),
+        (rdb.Lifo(), ["rare-9", "rare-8", "rare-7"]),
+        (rdb.TopPriority(), ["rare-7", "rare-0", "rare-1"]),
+        (rdb.Uniform(), None),
+        (rdb.Prioritized(), None),
+    ],
+)
+async def test_the_groups_drawn(
+    buffer: Buffer, policy: rdb.SamplingPolicy, expected: list[str] | None
+) -> None:
+    await put_rare(buffer, 10)
+    await buffer.update_priorities([38], [5.0])
+    for _ in range(2):  # the first draw with this strategy evaluates under the locks
+        batch = await buffer.sample(3, policy, where=RARE)
+        drawn = uids(batch)
+        assert len(set(drawn)) == 3
+        assert all(uid.startswith("rare") for uid in drawn)
+        assert expected is None or drawn == expected
+        assert batch.staleness == [None] * 3
+    everything = await buffer.sample(12, policy, where=RARE, at_least=1)
+    assert len(set(uids(everything))) == 10
+    mixed = await buffer.sample({"gsm8k": 3, "code": 2}, policy, where=RARE, at_least=1)
+    assert len(mixed) == 3
+
+
+async def test_a_group_that_no_longer_meets_the_filter_is_not_drawn(
+    buffer: Buffer, between: list[Callable[[], Awaitable[object]]]
+) -> None:
+    await put_rare(buffer, 5)
+    between.append(lambda: buffer.update(uids=["rare-1"], tags={"kind": "common"}))
+    between.append(lambda: buffer.delete(uids=["rare-2"]))
+    between.append(lambda: buffer.update(uids=["rare-3"], status="failed"))
+    for policy in (rdb.Uniform(), rdb.Fifo()):
+        for n in (2, 5):  # five are too few, so the filter is evaluated again
+            batch = await buffer.sample(n, policy, where=RARE, at_least=1)
+            assert sorted(uids(batch)) == ["rare-0", "rare-4"]
+
+
+async def test_groups_put_meanwhile_are_drawn_if_they_are_needed(
+    buffer: Buffer, between: list[Callable[[], Awaitable[object]]]
+) -> None:
+    await put_rare(buffer, 3)
+    between.append(lambda: buffer.put(group(tags={"kind": "rare"})))
+    assert len(await buffer.sample(4, where=RARE)) == 4
+    assert len(await buffer.sample(9, where=RARE, at_least=1)) == 5
+    async with await buffer.lease(6, rdb.Uniform(), ttl=60, where=RARE) as lease:
+        assert len(lease.batch) == 6
+
+
+async def test_leases_of_one_moment_share_no_group(buffer: Buffer) -> None:
+    """They find the same candidates, of which each then leases others."""
+    await put_rare(buffer, 24)
+    await buffer.sample(2, rdb.Fifo(), where=RARE)
+    leases = await asyncio.gather(*(buffer.lease(2, ttl=60, where=RARE) for _ in range(12)))
+    assert len({group_id for lease in leases for group_id in lease.batch.ids}) == 24
+    with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+        await buffer.lease(2, ttl=60, where=RARE)
+    assert caught.value.available == 0
+
+
+async def test_a_waiting_draw(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes locks only if enough groups meet the filter."""
+    await put_rare(buffer, 3)
+    attempts = 0
+    draw_now = drawing.Drawing._draw_now
+
+    async def counted(self: drawing.Drawing, *args: object) -> drawing.Result:
+        nonlocal attempts
+        attempts += 1
+        return await draw_now(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drawing.Drawing, "_draw_now", counted)
+    waiting = asyncio.create_task(buffer.sample(5, where=RARE, timeout=30))
+    await until_put(buffer)
+    for _ in range(5):
+        await until_put(buffer)
+    assert attempts <= 2  # one before it listened for commits
+    await buffer.put([group(tags={"kind": "rare"}) for _ in range(2)])
+    assert len(await waiting) == 5
+    assert attempts <= 4
+
+
+async def test_many_candidates_are_found_under_the_locks(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "MOST_CANDIDATES", 9)
+    await put_rare(buffer, 9)
+    [quota] = (await buffer._evaluated(REQUEST, None)).quotas
+    assert quota.candidates is not None
+    assert [len(ids) for ids in quota.candidates.values()] == [9]
+    await buffer.put(group(tags={"kind": "rare"}))
+    [quota] = (await buffer._evaluated(REQUEST, None)).quotas
+    assert quota.candidates is None
+    assert len(await buffer.sample(10, where=RARE)) == 10
+
+
+async def test_with_a_seed_the_duration_has_no_effect(url: str) -> None:
+    async with Store.open(url, run="test") as store:
+        buffer = await store.buffer("math", seed=1)
+        await put_rare(buffer, 9)
+        assert await buffer._evaluated(REQUEST, None) is REQUEST
