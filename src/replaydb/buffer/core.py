@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -17,11 +17,11 @@ from replaydb.database import filters
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
-from replaydb.database.repository import aging, buffers
+from replaydb.database.repository import aging, buffers, maintenance
 from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.repository.locked import Scope
-from replaydb.database.repository.locking import behind_locked
+from replaydb.database.repository.locked import Scope, UnfinishedMaintenanceError
+from replaydb.database.repository.locking import behind_locked, tasks_locked
 from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
@@ -117,6 +117,8 @@ class BufferCore:
                 result = await transact(lambda connection: work(connection, scope), end=end)
             except StillExpiringError:
                 await self._expire(end)
+            except UnfinishedMaintenanceError as error:
+                await self._maintain(error.task_names, end)
             except DatabaseError as error:
                 # A foreign key may have failed. SQLite does not report which one.
                 if type(error) is DatabaseError and await self._is_deleted(run, end):
@@ -166,6 +168,19 @@ class BufferCore:
             lambda it: execute(it, select_run(self._run_name)), end=end
         )
         return run.id not in [row.id for row in found]
+
+    async def _maintain(self, task_names: Collection[str], end: float) -> None:
+        """Do the maintenance that is due for some tasks, in short transactions."""
+
+        def work(connection: Connection, scope: Scope) -> bool:
+            with tasks_locked(connection, scope, task_names, sweeps=False) as buffer:
+                return maintenance.step(buffer)
+
+        done = False
+        while not done:
+            done = await self._write(work, end)
+            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+        self._database.signal.announce()
 
     async def _expire(self, end: float) -> None:
         """Expire all groups that are too stale, in short transactions."""

@@ -75,6 +75,8 @@ from replaydb.database.statements.history import (
 from replaydb.database.statements.lease import (
     select_any_overdue,
     select_leased,
+    select_overdue,
+    select_past_deadline,
 )
 from replaydb.database.statements.pack import (
     begin_pack_removal,
@@ -725,6 +727,16 @@ async def test_a_count_reads_only_its_tasks_and_statuses(connection: AsyncConnec
     plan = await plan_of(connection, count_groups_up_to(condition, 50))
     assert "episode_group" not in plan.scans, plan.text
     assert plan.indexes == {ARRIVAL}, plan.text
+
+
+async def test_some_overdue_groups_are_found_by_index(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, select_overdue(1, TASKS, NOW, 256))
+    assert plan.scans <= {"lease"}, plan.text  # it has no rows here
+    assert "ix_episode_group_lease_id" in plan.indexes, plan.text
+    assert "pk_episode_group" not in plan.indexes, plan.text
+    plan = await plan_of(connection, select_past_deadline(1, TASKS, NOW, 256))
+    assert not plan.scans, plan.text
+    assert plan.indexes == {"ix_episode_group_deadline"}, plan.text
 
 
 async def test_overdue_groups_are_found_by_time(connection: AsyncConnection) -> None:

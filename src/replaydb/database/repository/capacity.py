@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, assert_never
@@ -10,9 +10,17 @@ from typing import Any, assert_never
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks, transitions
+from replaydb.database.repository import (
+    aging,
+    buffers,
+    groups,
+    locked,
+    ordered_reads,
+    tasks,
+    transitions,
+)
 from replaydb.database.repository.candidates import remaining_times
-from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.schema import IDLE, group
 from replaydb.database.statements.candidates import Order, Partition, order_of
@@ -81,20 +89,14 @@ def free_space(
         InvalidInputError: The new groups would not fit into an empty buffer.
         BufferFullError: Too many of the stored groups are leased or pending.
     """
-    for task_name, size in incoming.items():
-        limit = buffer.settings.capacity_of(task_name)
-        if limit is not None:
-            mine = [buffer.task_states[task_name]]
-            _fit(buffer, mine, size, limit, f"task {task_name!r}", protected, frozenset(rivals))
-    limit = buffer.settings.capacity
-    if limit is not None:
-        everything = Size(
-            sum(size.groups for size in incoming.values()),
-            sum(size.tokens for size in incoming.values()),
-            sum(size.bytes for size in incoming.values()),
+    for task_states, limit, where in _limits(buffer, incoming):
+        sizes = [incoming[task.task_name] for task in task_states if task.task_name in incoming]
+        size = Size(
+            sum(size.groups for size in sizes),
+            sum(size.tokens for size in sizes),
+            sum(size.bytes for size in sizes),
         )
-        mine = list(buffer.task_states.values())
-        _fit(buffer, mine, everything, limit, "the buffer", protected, frozenset(rivals))
+        _fit(buffer, task_states, size, limit, where, protected, frozenset(rivals))
 
 
 def evict_excess(buffer: LockedBuffer, rivals: Collection[int] = ()) -> None:
@@ -111,6 +113,16 @@ def evict_excess(buffer: LockedBuffer, rivals: Collection[int] = ()) -> None:
     free_space(buffer, dict.fromkeys(buffer.task_states, Size()), rivals=rivals)
 
 
+def evict_surplus(buffer: LockedBuffer) -> None:
+    """Evict groups beyond capacities that were lowered.
+
+    Raises:
+        UnfinishedMaintenanceError: There are too many for the transaction of a call.
+    """
+    if not evict_some(buffer, locked.MAINTAINED_AT_ONCE):
+        raise UnfinishedMaintenanceError(buffer)
+
+
 def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
     """Check that a group would fit into an empty buffer.
 
@@ -125,25 +137,50 @@ def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
             raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
 
 
-def evict_old(buffer: LockedBuffer) -> None:
-    """Evict groups of locked tasks that are older than `time_to_live`."""
+def evict_old(buffer: LockedBuffer, most: int) -> bool:
+    """Evict about `most` groups of locked tasks that are older than `time_to_live`.
+
+    Returns:
+        Whether there are no others.
+    """
     if buffer.settings.time_to_live is None:
-        return
+        return True
     cutoff = buffer.now - timedelta(seconds=buffer.settings.time_to_live)
     partitions = _partitions(buffer, buffer.task_states.values(), [*UNSAMPLABLE, *IDLE])
-    stay, most = 0, PAGE
-    while True:
-        rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), most)
+    stay, page, num_evicted = 0, PAGE, 0
+    while num_evicted < most:
+        rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), page)
         known = [row for row in rows if not isinstance(row.created_at, Damaged)]
         old = [row.id for row in known if row.created_at < cutoff]
         _evict(buffer, old, "outlived time_to_live")
+        num_evicted += len(old)
         # Ids are in order of age, except for groups put while a clock was wrong. So the search
         # ends at a page in which no group is old, and none has a time in the future.
         young = {row.id for row in known if cutoff <= row.created_at <= buffer.now}
-        if len(rows) < most or all(row.id in young for row in rows[stay:]):
-            return
+        if len(rows) < page or all(row.id in young for row in rows[stay:]):
+            return True
         stay = len(rows) - len(old)
-        most = PAGE + 2 * stay
+        page = PAGE + 2 * stay
+    return False
+
+
+def evict_some(buffer: LockedBuffer, most: int) -> bool:
+    """Evict about `most` groups beyond capacities that were lowered.
+
+    Returns:
+        Whether there are no others that can be evicted.
+    """
+    num_evicted = 0
+    for task_states, limit, _ in _limits(buffer, buffer.task_states):
+        while excess := _total(task_states, Size()).over(limit):
+            if num_evicted >= most:
+                return False
+            victims = _victims(buffer, task_states, excess, ())
+            if not victims:
+                break
+            _evict(buffer, victims, f"evicted: {buffer.settings.eviction}")
+            num_evicted += len(victims)
+    return True
 
 
 def has_old(
@@ -161,6 +198,18 @@ def has_old(
     cutoff = now - timedelta(seconds=settings.time_to_live)
     first = ordered_reads.first_of_all(connection, partitions, Order(group.id), 1)
     return any(not isinstance(row.created_at, Damaged) and row.created_at < cutoff for row in first)
+
+
+def _limits(
+    buffer: LockedBuffer, task_names: Iterable[str]
+) -> Iterator[tuple[list[TaskState], Capacity, str]]:
+    """Yield the capacities of tasks and that of the buffer, with their tasks and a name."""
+    for task_name in task_names:
+        limit = buffer.settings.capacity_of(task_name)
+        if limit is not None:
+            yield [buffer.task_states[task_name]], limit, f"task {task_name!r}"
+    if buffer.settings.capacity is not None:
+        yield list(buffer.task_states.values()), buffer.settings.capacity, "the buffer"
 
 
 def _fit(
@@ -212,7 +261,7 @@ def _victims(
 
     Several calls may be needed.
     """
-    limit = max(PAGE, excess.groups)
+    limit = min(max(PAGE, excess.groups), locked.MAINTAINED_AT_ONCE)
     others = ~selection(buffer.id, ids=protected) if protected else None
     for task in task_states:
         if task.is_expiring:  # groups that are too stale are evicted first
@@ -257,7 +306,7 @@ def _at_random(
     some groups are protected, and for statuses without stored keys, keys are generated for this
     call alone.
     """
-    limit = max(PAGE, excess.groups)
+    limit = min(max(PAGE, excess.groups), locked.MAINTAINED_AT_ONCE)
     rate = float(sum(task.num_available for task in task_states))
     keyed: list[tuple[float, Any]] = []
     for task in task_states:

@@ -19,9 +19,9 @@ from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.episode_group import (
     select_known_uids,
-    select_scalars,
     update_each_group,
 )
+from replaydb.database.statements.lease import select_past_deadline
 from replaydb.database.statements.payload import (
     insert_episodes,
     insert_payloads,
@@ -29,7 +29,7 @@ from replaydb.database.statements.payload import (
     select_episodes,
     select_positions,
 )
-from replaydb.database.statements.selections import TOO_STALE, past_deadline
+from replaydb.database.statements.selections import TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -114,30 +114,42 @@ def add(
         size = incoming.setdefault(found[group_id].task_name, Size())
         size.tokens += record.num_tokens
         size.bytes += record.num_bytes
+    capacity.evict_surplus(buffer)
     capacity.free_space(buffer, incoming)
     _insert(buffer.connection, added)
-    closed = _complete(buffer, _summarise(buffer, found, added), {})
+    full = _summarise(buffer, found, added)
+    closed = _complete(buffer, {group_id: {} for group_id in full})
     return [
         closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
         for addition, outcome in zip(additions, outcomes, strict=True)
     ]
 
 
-def close_overdue(buffer: LockedBuffer) -> None:
-    """Complete or fail the groups of locked tasks whose deadline has passed."""
-    overdue = past_deadline(buffer.id, buffer.task_states, buffer.now)
-    for row in execute(buffer.connection, select_scalars(overdue)):
+def close_overdue(buffer: LockedBuffer, most: int) -> bool:
+    """Complete or fail up to `most` groups of locked tasks whose deadline has passed.
+
+    Returns:
+        Whether there are no others.
+    """
+    late = select_past_deadline(buffer.id, buffer.task_states, buffer.now, most)
+    rows = execute(buffer.connection, late)
+    enough: dict[int, Mapping[str, Any]] = {}
+    failed: list[Change] = []
+    for row in rows:
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
-        why = f"{missing} of {expected} episodes missing at the deadline"
-        reason = {"status_reason": why}
-        least = expected if row.min_episodes is None else row.min_episodes
-        if row.num_episodes >= least:
-            closed = _complete(buffer, [row.id], reason)
-            level, status = logging.INFO, closed[row.id]
+        reason = {"status_reason": f"{missing} of {expected} episodes missing at the deadline"}
+        if row.num_episodes >= (expected if row.min_episodes is None else row.min_episodes):
+            enough[row.id] = reason
         else:
-            transitions.move(buffer, [(row, reason)], GroupStatus.FAILED)
-            level, status = logging.WARNING, GroupStatus.FAILED
-        buffer.report(level, f"group {row.id} is {status.value}: {why}")
+            failed.append((row, reason))
+    closed = _complete(buffer, enough)
+    transitions.move(buffer, failed, GroupStatus.FAILED)
+    changes = enough | {row.id: values for row, values in failed}
+    for group_id, values in sorted(changes.items()):
+        status = closed.get(group_id, GroupStatus.FAILED)
+        level = logging.INFO if group_id in closed else logging.WARNING
+        buffer.report(level, f"group {group_id} is {status.value}: {values['status_reason']}")
+    return len(rows) < most
 
 
 def _choose_position(addition: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
@@ -221,16 +233,24 @@ def _summarise(
 
 
 def _complete(
-    buffer: LockedBuffer, ids: Sequence[int], values: Mapping[str, Any]
+    buffer: LockedBuffer, changes: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, GroupStatus]:
-    """Make groups samplable, or expire those that are too stale. Return their statuses by id."""
-    if not ids:
+    """Make groups samplable, or expire those that are too stale.
+
+    Args:
+        buffer: The buffer.
+        changes: Other values to set, by id of the group.
+
+    Returns:
+        Their statuses by id.
+    """
+    if not changes:
         return {}
-    # So far, attempts counted claims. For the completed group the count restarts.
-    common = {"attempts": 0, "status_reason": None, **values}
     stale: list[Change] = []
     fresh: list[Change] = []
-    for row in groups.scalars(buffer.connection, buffer.id, ids):
+    for row in groups.scalars(buffer.connection, buffer.id, sorted(changes)):
+        # So far, attempts counted claims. For the completed group the count restarts.
+        common = {"attempts": 0, "status_reason": None, **changes[row.id]}
         if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
             stale.append((row, {**common, "status_reason": TOO_STALE}))
         else:

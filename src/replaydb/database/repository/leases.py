@@ -17,7 +17,6 @@ from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
-from replaydb.database.statements.episode_group import select_scalars
 from replaydb.database.statements.lease import (
     delete_lease,
     delete_lease_if_empty,
@@ -29,8 +28,9 @@ from replaydb.database.statements.lease import (
     select_lease_owners,
     select_leased,
     select_leases,
+    select_overdue,
 )
-from replaydb.database.statements.selections import EXPIRING, TOO_STALE, overdue
+from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
@@ -200,20 +200,25 @@ def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
     return _ids(rows)
 
 
-def reap(buffer: LockedBuffer) -> None:
-    """Release the groups of locked tasks whose lease has expired."""
+def reap(buffer: LockedBuffer, most: int) -> bool:
+    """Release up to `most` groups of locked tasks whose lease has expired.
+
+    Returns:
+        Whether there are no others.
+    """
     connection, now = buffer.connection, buffer.now
     if execute(connection, end_overdue_leases(buffer.id, now)) == 0:
-        return
-    condition = overdue(buffer.id, buffer.task_states, now)
-    rows = execute(connection, select_scalars(condition))
+        return True
+    rows = execute(connection, select_overdue(buffer.id, buffer.task_states, now, most))
     if rows:
-        for one in execute(connection, select_lease_owners(condition)):
+        released = selection(buffer.id, ids=_ids(rows))
+        for one in execute(connection, select_lease_owners(released)):
             text = f"lease {one.id} of {one.owner!r} expired, {one.num_groups} groups released"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
     execute(connection, delete_overdue_leases(buffer.id, now))
+    return len(rows) < most
 
 
 def _leased(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:

@@ -21,6 +21,9 @@ from replaydb.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
 
+#: About how many groups of each kind maintenance changes in one transaction.
+MAINTAINED_AT_ONCE = 256
+
 
 @dataclass(slots=True)
 class Scope:
@@ -48,6 +51,17 @@ class Scope:
         """Log the messages. Call this after the commit, so that only durable changes are logged."""
         for level, text in self.messages:
             logger.log(level, "buffer %r: %s", self.buffer_name, text)
+
+
+class UnfinishedMaintenanceError(Exception):
+    """Raised by a call that finds more maintenance than one transaction should do.
+
+    It is done in transactions of their own, then the call is run again.
+    """
+
+    def __init__(self, buffer: LockedBuffer) -> None:
+        super().__init__()
+        self.task_names = frozenset(buffer.task_states)
 
 
 class LockedBuffer:

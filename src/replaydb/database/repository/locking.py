@@ -46,6 +46,7 @@ def tasks_locked(
     draws: bool = False,
     leases: bool = False,
     reads: Sequence[Bound[Any]] = (),
+    sweeps: bool = True,
 ) -> Iterator[LockedBuffer]:
     """Lock some or all tasks, or the whole buffer if its settings require that.
 
@@ -59,9 +60,11 @@ def tasks_locked(
         draws: Whether a draw is made, which will be recorded.
         leases: Whether a lease is made.
         reads: Statements that the block runs first: see `lock_and_read`.
+        sweeps: Whether to do maintenance.
 
     Raises:
         LostRaceError: The settings were changed, and now require other locks than were taken.
+        UnfinishedMaintenanceError: There is too much maintenance to do it first.
     """
     cached = scope.row.settings
     if cached.is_exclusive:
@@ -73,7 +76,8 @@ def tasks_locked(
     with _locked(connection, scope, statement, reads) as buffer:
         if buffer.settings.is_exclusive != cached.is_exclusive:
             raise LostRaceError("another transaction changed settings that determine the locks")
-        maintenance.sweep(buffer)
+        if sweeps:
+            maintenance.sweep(buffer)
         yield buffer
 
 

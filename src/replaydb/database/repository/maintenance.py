@@ -1,4 +1,4 @@
-"""Time-based maintenance (lease expiry, deadlines, TTL), run at the start of write transactions."""
+"""Maintenance (lease expiry, deadlines, TTL), run at the start of write transactions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,38 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute
-from replaydb.database.repository import aging, capacity, incremental_groups, leases
+from replaydb.database.repository import aging, capacity, incremental_groups, leases, locked
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.statements.lease import select_any_overdue
 
 
 def sweep(buffer: LockedBuffer) -> None:
-    """Apply lease expiry, deadlines, time to live and policy versions to the locked tasks."""
-    if buffer.row.may_have_overdue:
-        if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
-            leases.reap(buffer)
-        if any(task.num_pending for task in buffer.task_states.values()):
-            incremental_groups.close_overdue(buffer)
-    capacity.evict_old(buffer)
+    """Apply lease expiry, deadlines, time to live and policy versions to the locked tasks.
+
+    Raises:
+        UnfinishedMaintenanceError: There are too many groups for the transaction of a call.
+    """
+    if not _apply_times(buffer):
+        raise UnfinishedMaintenanceError(buffer)
     if any(task.is_behind for task in buffer.task_states.values()):
         aging.step(buffer, aging.GROUPS_PER_CALL)
+
+
+def step(buffer: LockedBuffer) -> bool:
+    """Do a part of what is left after `UnfinishedMaintenanceError`. Return whether it was all."""
+    return _apply_times(buffer) and capacity.evict_some(buffer, locked.MAINTAINED_AT_ONCE)
+
+
+def _apply_times(buffer: LockedBuffer) -> bool:
+    """Apply lease expiry, deadlines and time to live. Return whether nothing is left."""
+    most, done = locked.MAINTAINED_AT_ONCE, True
+    if buffer.row.may_have_overdue:
+        if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
+            done = leases.reap(buffer, most)
+        if any(task.num_pending for task in buffer.task_states.values()):
+            done = incremental_groups.close_overdue(buffer, most) and done
+    return capacity.evict_old(buffer, most) and done
 
 
 def is_due(connection: Connection, row: BufferRow, now: datetime) -> bool:

@@ -116,6 +116,7 @@ def put(
     # What is overwritten may be of any task.
     anywhere = any(put.on_duplicate in _OVERWRITING and _known(put, stored) for put in puts)
     with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
+        capacity.evict_surplus(buffer)
         session = _Session(buffer, ids, written)
         outcomes: list[list[int] | ReplayDBError] = []
         for put in puts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -26,6 +26,7 @@ from replaydb.database.expressions import among
 from replaydb.database.prepared import Bound, prepared
 from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.database.statements.episode_group import SCALARS
+from replaydb.database.statements.selections import overdue, past_deadline
 from replaydb.episodes import GroupStatus
 
 
@@ -135,6 +136,21 @@ def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
         group.group_status == GroupStatus.PENDING.value,
     )
     return select(leased.exists() | overdue.exists())
+
+
+def select_overdue(buffer_id: int, tasks: Collection[str], now: datetime, most: int) -> Select[Any]:
+    """Select the scalars of up to `most` groups of tasks whose lease has expired."""
+    # Not in order of ids alone, for which a planner may read the groups in that order.
+    in_order = group.lease_id, group.id
+    return select(*SCALARS).where(overdue(buffer_id, tasks, now)).order_by(*in_order).limit(most)
+
+
+def select_past_deadline(
+    buffer_id: int, tasks: Collection[str], now: datetime, most: int
+) -> Select[Any]:
+    """Select the scalars of up to `most` pending groups of tasks whose deadline has passed."""
+    late = past_deadline(buffer_id, tasks, now)
+    return select(*SCALARS).where(late).order_by(group.deadline, group.id).limit(most)
 
 
 def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
