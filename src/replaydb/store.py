@@ -245,6 +245,19 @@ class Store:
         """Return all runs of the store, oldest first."""
         return await self._database.read(buffers.all_runs)
 
+    async def replication_lag(self) -> float | None:
+        """Return by how many seconds the data that this store reads is behind the primary.
+
+        A standby of PostgreSQL can be opened with `read_only=True`. It has the commits of the
+        primary a moment later. The lag is 0 if it has applied everything that it received, which
+        does not include what is still on its way.
+
+        Returns:
+            Seconds. None if the server is not a standby, and for SQLite. Infinite if the standby is
+            not connected to a primary and has applied no transaction since it was started.
+        """
+        return await self._database.read(self._database.backend.replication_lag, single=True)
+
     async def run_stats(self, run: str, *, limit: int = 20_000) -> RunStats:
         """Return statistics of a run: groups and rewards by policy version, draws by staleness.
 

@@ -96,6 +96,33 @@ async def test_numbers_are_those_of_the_api(store: Store, browser: httpx.AsyncCl
     await lease.ack()
 
 
+@pytest.mark.parametrize(
+    ("lag", "shown"),
+    [
+        (12.3, "Read from a standby, 12 s behind its primary."),
+        (float("inf"), "Read from a standby, which is not connected to a primary."),
+        (None, None),
+    ],
+)
+async def test_the_lag_of_a_standby(
+    store: Store,
+    browser: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    lag: float | None,
+    shown: str | None,
+) -> None:
+    async def replication_lag(self: Store) -> float | None:
+        return lag
+
+    monkeypatch.setattr(Store, "replication_lag", replication_lag)
+    await store.buffer("math")
+    one = (await browser.get("/")).text
+    await store.buffer("code")
+    several = (await browser.get("/")).text
+    for page in (one, several):
+        assert re.findall("<p>(Read from [^<]*)</p>", page) == ([shown] if shown else [])
+
+
 @both_engines
 async def test_expired_leases_and_passed_deadlines_are_shown(
     store: Store, buffer: Buffer, browser: httpx.AsyncClient, clock: Clock

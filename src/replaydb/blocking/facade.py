@@ -343,6 +343,7 @@ class Store(_Facade):
     relocate_payloads = _blocking(store.Store.relocate_payloads)
     run_stats = _blocking(store.Store.run_stats)
     runs = _blocking(store.Store.runs)
+    replication_lag = _blocking(store.Store.replication_lag)
 
     def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
         """Wait for running calls to finish, close the database and end the thread. Idempotent.

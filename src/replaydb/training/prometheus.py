@@ -142,9 +142,13 @@ class StoreCollector(Collector):
         self.draws = checks.whole_number("draws", draws, least=1)
         self.max_age = checks.number("max_age", max_age, least=0.0)
         self._cached = _Cached(self._read, self.max_age)
+        self._lag: float | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Yield `replaydb_up`, and one metric family of all buffers for each name."""
+        """Yield `replaydb_up`, and one metric family of all buffers for each name.
+
+        If the store is on a standby, also yield `replaydb_replication_lag_seconds`.
+        """
         up = GaugeMetricFamily("replaydb_up", "1 if the database is available, else 0.")
         try:
             numbers = self._cached.numbers()
@@ -153,6 +157,12 @@ class StoreCollector(Collector):
             numbers = None
         up.add_metric([], float(numbers is not None))
         yield up
+        if numbers is not None and self._lag is not None:
+            yield GaugeMetricFamily(
+                "replaydb_replication_lag_seconds",
+                "Seconds by which the standby that is read is behind its primary.",
+                self._lag,
+            )
         yield from _families(numbers or {})
 
     def describe(self) -> list[Metric]:
@@ -160,6 +170,7 @@ class StoreCollector(Collector):
         return []
 
     def _read(self) -> Mapping[str, Mapping[str, float]]:
+        self._lag = self.store.replication_lag()
         if self.buffers is None:
             names = frozenset(info.name for info in self.store.buffers())
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -166,6 +167,12 @@ def _seconds(seconds: float | None) -> str | None:
     return None if seconds is None else human_seconds(seconds)
 
 
+def _behind(lag: float) -> str:
+    if lag == math.inf:
+        return "which is not connected to a primary"
+    return f"{human_seconds(lag)} behind its primary"
+
+
 def _size(num_bytes: float | None) -> str | None:
     return None if num_bytes is None else human_size(num_bytes)
 
@@ -207,6 +214,7 @@ _ENVIRONMENT.globals |= {
 }
 _ENVIRONMENT.filters |= {
     "at": _at,
+    "behind": _behind,
     "percent": _percent,
     "seconds": _seconds,
     "size": _size,

@@ -38,6 +38,7 @@ from replaydb.database.engines import (
     postgresql_roles,
     postgresql_sequences,
     postgresql_sql,
+    postgresql_standby,
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.loop_thread import LoopThread
@@ -127,6 +128,7 @@ class PostgresqlBackend:
         self._log = ConnectionLog(url.shown)
         self._acknowledged = Acknowledged()
         self._thread = LoopThread()
+        self._is_standby = False  # when it was last connected to
 
     @property
     def shown(self) -> str:
@@ -344,7 +346,8 @@ class PostgresqlBackend:
                 cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
             ) or isinstance(error, DBAPIError):
                 reason = str(cause) or "no answer in time"  # a TimeoutError has no text
-                return DatabaseUnavailableError(f"{self.shown}: {reason}")
+                hint = postgresql_standby.HINT if self._is_standby else ""
+                return DatabaseUnavailableError(f"{self.shown}: {reason}{hint}")
             return None
         if state == postgresql_sequences.UNIQUE_VIOLATION:
             reason = postgresql_sequences.explain(cause)
@@ -356,7 +359,10 @@ class PostgresqlBackend:
             kind = DatabaseReadOnlyError
         elif state[:2] in {"08", "28", "3D", "53", "57"} or state in _LIMITS:
             kind = DatabaseUnavailableError
-        return kind(f"{self.shown}: {cause} (SQLSTATE {state}){_HINTS.get(state, '')}")
+        hint = _HINTS.get(state, "")
+        if self._is_standby and (state[:2] == "08" or state in {"40001", "57P01"}):
+            kind, hint = DatabaseUnavailableError, postgresql_standby.HINT
+        return kind(f"{self.shown}: {cause} (SQLSTATE {state}){hint}")
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether the transaction lost a race against another client and was rolled back."""
@@ -384,6 +390,10 @@ class PostgresqlBackend:
     def examine(self, connection: Connection) -> list[Finding]:
         """Check the server, its settings and the state of the tables."""
         return list(postgresql_checkup.findings(connection))
+
+    def replication_lag(self, connection: Connection) -> float | None:
+        """Ask the server, which may be a standby."""
+        return postgresql_standby.lag(connection)
 
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
         """Return nothing: values match their types, and checks of pages need an extension."""
@@ -486,6 +496,11 @@ class PostgresqlBackend:
         """Read the rows with their data."""
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
+    async def _connect(self, settings: Mapping[str, str]) -> asyncpg.Connection:
+        connection = await connect(self._url, settings)
+        self._is_standby = postgresql_standby.is_standby(connection)
+        return connection
+
     def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
         server_settings = {
             "application_name": "replaydb",
@@ -496,7 +511,7 @@ class PostgresqlBackend:
         engine = create_async_engine(
             "postgresql+asyncpg://",  # SQLAlchemy never sees the password
             connect_args={
-                "async_creator_fn": partial(connect, self._url, server_settings),
+                "async_creator_fn": partial(self._connect, server_settings),
                 **(unnamed if self._url.through_pgbouncer else {}),
             },
             hide_parameters=True,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from sqlalchemy import Connection, text
 
+from replaydb.database.engines import postgresql_standby
 from replaydb.database.schema import metadata
 from replaydb.results import Finding
 
@@ -37,7 +39,8 @@ _SETTINGS = text("""
     SELECT name, setting FROM pg_settings WHERE name IN (
         'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
-        'superuser_reserved_connections', 'max_wal_size', 'track_activities')
+        'superuser_reserved_connections', 'max_wal_size', 'track_activities',
+        'hot_standby_feedback', 'max_standby_streaming_delay')
 """)
 #: Settings of a new connection of this role to this database, in milliseconds; 0 is no limit.
 _LIMITS = text("""
@@ -75,7 +78,6 @@ _STORAGE = text("""
 _MAY_SEE_LOG = text("SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE')")
 _LOG = text("SELECT CAST(sum(size) AS bigint) FROM pg_ls_waldir()")
 _SIZE = text("SELECT pg_database_size(current_database())")
-_RECOVERY = text("SELECT pg_is_in_recovery()")
 
 _TABLES = sorted(table.name for table in metadata.tables.values())
 
@@ -84,7 +86,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     """Yield the findings about the server, its settings and replaydb's tables."""
     settings = {row.name: row.setting for row in connection.execute(_SETTINGS)}
     yield _version(settings)
-    yield _role(connection)
+    yield from _role(connection, settings)
     yield from _durability(settings)
     yield _autovacuum(settings)
     yield _commits(settings)
@@ -113,15 +115,30 @@ def _version(settings: dict[str, str]) -> Finding:
     )
 
 
-def _role(connection: Connection) -> Finding:
-    if connection.execute(_RECOVERY).scalar_one():
-        return Finding(
+def _role(connection: Connection, settings: dict[str, str]) -> Iterator[Finding]:
+    lag = postgresql_standby.lag(connection)
+    if lag is None:
+        yield Finding("good", "server", "it accepts writes")
+        return
+    shown = "not connected to a primary" if lag == math.inf else f"{lag:.1f} s behind its primary"
+    yield Finding(
+        "warning",
+        "server",
+        f"it is a standby, {shown}, which accepts no writes",
+        "to write, name the primary in the URL, or all hosts with target_session_attrs=read-write",
+    )
+    if settings["hot_standby_feedback"] == "on":
+        yield Finding("good", "reads", "the primary keeps rows that reads of this standby need")
+        return
+    delay = int(settings["max_standby_streaming_delay"]) / 1000
+    if delay >= 0:
+        yield Finding(
             "warning",
-            "server",
-            "it is a standby, which accepts no writes",
-            "name the primary in the URL, or all hosts with target_session_attrs=read-write",
+            "reads",
+            f"they are ended if the primary has removed rows that they need: the standby waits "
+            f"{delay:g} s for them (max_standby_streaming_delay)",
+            "ALTER SYSTEM SET hot_standby_feedback = on, then SELECT pg_reload_conf()",
         )
-    return Finding("good", "server", "it accepts writes")
 
 
 def _durability(settings: dict[str, str]) -> Iterator[Finding]:

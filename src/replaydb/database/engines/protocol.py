@@ -170,6 +170,10 @@ class Backend(Protocol):
     def examine(self, connection: Connection) -> list[Finding]:
         """Return the findings of a health check of the engine and the database. Reads only."""
 
+    def replication_lag(self, connection: Connection) -> float | None:
+        """Return by how many seconds a standby is behind its primary; None if it is no standby."""
+        ...
+
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
         """Return where the engine finds damaged pages, indexes or values, and what is wrong."""
 

@@ -258,6 +258,9 @@ class SqliteBackend:
         """Check the library, the file, its log and its disk."""
         return list(sqlite_checkup.findings(connection, self._path))
 
+    def replication_lag(self, connection: Connection) -> None:
+        """Return None: a file has no standby."""
+
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
         """Run SQLite's own check, and find values that their columns cannot have."""
         return list(sqlite_damage.damage(connection))

@@ -61,6 +61,7 @@ class Now:
         empty: Tasks without groups to draw.
         leases: All leases, oldest first, including expired ones whose groups were not returned yet.
         draws: The newest draws.
+        lag: Seconds by which the standby that is read is behind its primary; None if it is none.
     """
 
     at: datetime
@@ -71,6 +72,7 @@ class Now:
     empty: Sequence[str]
     leases: Sequence[LeaseInfo]
     draws: Sequence[DrawRow]
+    lag: float | None
 
     @property
     def tasks(self) -> Sequence[TaskCounters]:
@@ -184,6 +186,7 @@ async def _now(request: Request, buffer: Buffer) -> Now:
         empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
         draws=[_draw_row(info) for info in await buffer.draws(limit=MAX_ROWS)],
+        lag=await store_of(request).replication_lag(),
     )
 
 
@@ -253,6 +256,7 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
         after=end if len(names) > end else None,
         num_buffers=len(names),
         runs=await cache.get("runs", STORE_SECONDS, load_runs),
+        lag=await cache.get("lag", STORE_SECONDS, store.replication_lag),
         max_rows=MAX_ROWS,
     )
 
