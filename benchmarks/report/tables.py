@@ -28,6 +28,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loop": (("load",), ("side",)),
     "neighbors": (("call", "neighbors"), ("side",)),
     "network": (("call", "side"), ("column",)),
+    "shared": (("call", "processes"), ("side",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
 #: Target for the time of replaydb divided by the time of a peer.

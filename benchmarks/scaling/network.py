@@ -8,11 +8,8 @@ trips a call waits for.
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
 
@@ -20,7 +17,7 @@ import replaydb as rdb
 from benchmarks import bare
 from benchmarks.bench import Bench
 from benchmarks.groups import SMALL, Source, put_all, small_group
-from benchmarks.processes import children, serve
+from benchmarks.relay import relayed
 from benchmarks.results import Result
 
 #: Delays of a round trip, in milliseconds.
@@ -28,7 +25,6 @@ DELAYS = (0.0, 1.0, 5.0)
 BATCH = 8
 MANY = 50
 GROUPS = 400
-CHUNK_BYTES = 1 << 18
 PING = "one round trip: bare driver"
 
 
@@ -36,24 +32,20 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     """Measure every call at every delay, beside the bare driver."""
     url = await bench.database()
     async with AsyncExitStack() as stack:
-        [relay] = await stack.enter_async_context(children(__name__, 1, url))
-        port = await relay.ask("start", 0.0)
-        parts = urlsplit(url)
-        user = parts.netloc.rpartition("@")[0]
-        relayed = urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{port}", query=""))
-        store = await stack.enter_async_context(rdb.Store.open(relayed))
+        distant, relay = await stack.enter_async_context(relayed(url))
+        store = await stack.enter_async_context(rdb.Store.open(distant))
         buffer = await store.buffer("bench", max_staleness=4, on_ack="return")
         puts = await store.buffer("puts", max_staleness=4)
         ids = await put_all(buffer, Source(SMALL), GROUPS)
-        driver = await bare.connect(relayed)
+        driver = await bare.connect(distant)
         stack.push_async_callback(driver.close)
-        connection = await asyncpg.connect(relayed)
+        connection = await asyncpg.connect(distant)
         stack.push_async_callback(connection.close)
         works = {PING: lambda: connection.fetchval("SELECT 1")}
         works |= _works(buffer, puts, driver, ids)
         medians: dict[tuple[str, float], float] = {}
         for delay in DELAYS:
-            await relay.ask("delay", delay / 1e3)
+            await relay.delay(delay / 1e3)
             what = f"{delay:g} ms"
             timings = await bench.times(what, works, bench.options.rounds, warm_up=8)
             for name in works:
@@ -104,65 +96,3 @@ def _works(
         "count: replaydb": buffer.count,
         "stats: replaydb": buffer.stats,
     }
-
-
-class _Relay:
-    """Forwards connections to a server, and delays what it answers."""
-
-    def __init__(self, url: str) -> None:
-        self._parts = urlsplit(url)
-        self._delay = 0.0
-
-    async def ask(self, what: str, value: float) -> int:
-        """Start to listen and return the port, or set the delay in seconds."""
-        if what == "delay":
-            self._delay = value
-            return 0
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        folder = parse_qs(self._parts.query).get("host", [""])[0]
-        port = self._parts.port or 5432
-        if folder:
-            upstream = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
-        else:
-            upstream = await asyncio.open_connection(self._parts.hostname or "127.0.0.1", port)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._forward(reader, upstream[1], is_answer=False))
-                both.create_task(self._forward(upstream[0], writer, is_answer=True))
-        except* ConnectionError:
-            pass  # one side has closed the connection
-
-    async def _forward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            data = b"."
-            while data:
-                when, data = await waiting.get()
-                if when > loop.time():
-                    await asyncio.sleep(when - loop.time())
-                writer.write(data)
-                await writer.drain()
-            writer.close()
-
-        async with asyncio.TaskGroup() as delivering:
-            delivering.create_task(deliver())
-            data = b"."
-            while data:
-                data = await reader.read(CHUNK_BYTES)
-                waiting.put_nowait((loop.time() + (self._delay if is_answer else 0.0), data))
-
-
-async def _serve(url: str) -> None:
-    await serve(_Relay(url).ask)
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))

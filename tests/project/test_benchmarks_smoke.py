@@ -14,7 +14,7 @@ from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Benchmarks that take several seconds even with tiny sizes.
-LONG = "fleet loader loop memory neighbors open packs step trainers viewers"
+LONG = "fleet loader loop memory neighbors open packs shared step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite
@@ -29,7 +29,7 @@ from benchmarks.results import from_json, to_json, to_table
 
 options = Options(
     rows=(200, 400), shapes=(Shape(2, 16),), megabytes=0, file_rows=50, trainers=(1, 2),
-    seconds=0.2, rounds=1, long_rounds=1,
+    sharers=(1, 2), seconds=0.2, rounds=1, long_rounds=1,
 )
 engine, folder, rooms, left_out = sys.argv[1:]
 names = [
