@@ -47,10 +47,10 @@ async def sample_slowly(buffer: Buffer, number: int) -> None:
 CALLS: dict[str, tuple[int, Call]] = {
     "put of one group": (5, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
-    "sample": (5, lambda it, n: it.sample(8)),
+    "sample": (4, lambda it, n: it.sample(8)),
     "sample with a rare filter": (10, sample_rare),
-    "sample with a rare filter that was slow": (8, sample_slowly),
-    "lease and ack": (9, lease_and_ack),
+    "sample with a rare filter that was slow": (7, sample_slowly),
+    "lease and ack": (8, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
     "advance_policy": (7, lambda it, n: it.advance_policy(n)),
     "stats": (1, lambda it, n: it.stats()),

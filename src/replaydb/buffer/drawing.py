@@ -29,7 +29,7 @@ from replaydb.database.repository import (
     preview,
     shortage,
 )
-from replaydb.database.repository.draw_request import Drawn, DrawRequest
+from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
 from replaydb.database.transactions import allowance, end_in
@@ -155,7 +155,7 @@ class Drawing(BufferCore):
         def read(connection: Connection, result: Drawn, pinned: Callable[[], object]) -> Stored:
             buffers.begin_snapshot(connection, self.id)
             pinned()
-            return groups.stored(self._database.backend, connection, result.rows)
+            return groups.stored(self._database.backend, connection, result.contents.rows)
 
         def undone() -> None:
             nonlocal drawn
@@ -164,15 +164,15 @@ class Drawing(BufferCore):
         transact = partial(
             self._database.write_then_read,
             read=read,
-            is_needed=lambda found: found.stored is None,
+            is_needed=lambda found: not (found.contents.stored or found.contents.is_coming),
             num_bytes=lambda found: found.num_bytes,
             undone=undone,
         )
         try:
             found, stored = await self._transact(work, transact, end)
             self._database.signal.announce()
-            if found.stored is None:
-                found = replace(found, stored=stored)
+            if found.contents.stored is None:
+                found = replace(found, contents=Contents(found.contents.rows, stored))
             return await self._delivered(found, end or end_in(allowance(found.num_bytes)))
         except BaseException:
             # Not while a reader is open: the write transaction may wait for a reader.
@@ -182,8 +182,9 @@ class Drawing(BufferCore):
 
     async def _delivered(self, drawn: Drawn, end: float) -> Result:
         """Decode the groups of a draw. Damaged groups become `failed`."""
-        assert drawn.stored is not None  # noqa: S101
-        result = Result.of(drawn, await self._decoded(drawn.stored, end))
+        stored = drawn.contents.stored
+        assert stored is not None  # noqa: S101
+        result = Result.of(drawn, await self._decoded(stored, end))
         if result.damaged:
             await self._mark_failed(result.damaged, drawn)
         return result
@@ -212,7 +213,7 @@ class Drawing(BufferCore):
         """Release a lease. After an outage or a lost race, try again until the lease expires."""
         assert drawn.lease_id is not None  # noqa: S101
         lease_id = drawn.lease_id
-        names = {row["task_name"] for row in drawn.rows}
+        names = frozenset(drawn.task_names)
 
         def work(connection: Connection, scope: Scope) -> None:
             # The draw holds the same locks until it ends. If its commit is still on its way to the
@@ -242,7 +243,7 @@ class Drawing(BufferCore):
 
     async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
         """Set damaged groups to `failed`, so that later draws do not take them."""
-        seen = {row["id"]: row["times_replaced"] for row in drawn.rows}
+        seen = dict(zip(drawn.ids, drawn.times_replaced, strict=True))
 
         def work(connection: Connection, scope: Scope) -> list[int]:
             with buffer_locked(connection, scope) as buffer:

@@ -125,7 +125,7 @@ class Sampling(Drawing):
 
         def work(connection: Connection) -> tuple[Drawn, Stored]:
             found = preview.peek(connection, self._row, request)
-            return found, groups.stored(self._database.backend, connection, found.rows)
+            return found, groups.stored(self._database.backend, connection, found.contents.rows)
 
         async with self._waiter(seconds, partial(self._explain, request)) as waiter:
             while True:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, and_, case, func, select
 from sqlalchemy.types import UserDefinedType
 
 from replaydb.database.prepared import Bound, execute, execute_locking
 from replaydb.database.writes import Part, numbered, pipeline_of, renamed
+
+#: Number of the first of the later reads in a statement, after those of its writes.
+LATER = 100
 
 
 def read_together(
@@ -48,13 +51,40 @@ def lock_and_read(
     return rows
 
 
+class LaterReads:
+    """Prepared statements that read, which a transaction may run with its last statement."""
+
+    def __init__(
+        self,
+        reads: Sequence[Bound[Any]],
+        received: Callable[[Sequence[Sequence[Any]]], object],
+    ) -> None:
+        """Set the statements, and a function that gets the rows of each."""
+        self._reads = reads
+        self._received = received
+
+    def run(self, connection: Connection) -> None:
+        """Run them now."""
+        self._received(read_together(connection, self._reads))
+
+    def added_to(self, last: Bound[Insert]) -> Bound[Insert]:
+        """Return a statement that does what one with one row does, and runs them."""
+        statement = _with_last(last.statement, _parts(self._reads))
+        return Bound(statement, {**last.values, **_values(self._reads, LATER)})
+
+    def receive(self, row: Any) -> None:
+        """Process the row that this statement returns."""
+        found = row._asdict()
+        self._received([found[_column(number)] for number in range(len(self._reads))])
+
+
 def _parts(reads: Sequence[Bound[Any]]) -> tuple[Part, ...]:
     return tuple(Part(read.statement, tuple(read.values)) for read in reads)
 
 
-def _values(reads: Sequence[Bound[Any]]) -> dict[str, Any]:
+def _values(reads: Sequence[Bound[Any]], first: int = 0) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for number, read in enumerate(reads):
+    for number, read in enumerate(reads, first):
         values |= numbered(number, read.values)
     return values
 
@@ -69,6 +99,16 @@ def _together(parts: tuple[Part, ...]) -> Select[*tuple[Any, ...]]:
     return select(
         *(_records(number, part).label(_column(number)) for number, part in enumerate(parts))
     )
+
+
+@lru_cache(maxsize=256)
+def _with_last(last: Insert, parts: tuple[Part, ...]) -> Insert:
+    """Return a statement that also returns the rows of these, as they are before it writes."""
+    records = (_records(LATER + at, part).label(_column(at)) for at, part in enumerate(parts))
+    statement = last.returning(*records)
+    for cached in ("exported_columns", "_all_selected_columns"):
+        vars(statement).pop(cached, None)  # SQLAlchemy has copied those of `last`
+    return statement
 
 
 @lru_cache(maxsize=256)

@@ -294,6 +294,11 @@ class Stored(NamedTuple):
     payloads: Sequence[Facts]
     transcripts: Sequence[Facts]
 
+    @classmethod
+    def of(cls, found: Iterable[Iterable[Any]]) -> Self:
+        """Return what three statements selected: groups, payloads, transcripts."""
+        return cls(*([row._asdict() for row in rows] for rows in found))
+
 
 async def decoded(stored: Stored) -> Decoded:
     """Decode groups from their rows, in a thread if they are large."""

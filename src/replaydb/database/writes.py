@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
     ARRAY,
@@ -56,6 +56,19 @@ class Write(NamedTuple):
 Postponable = Write | Bound[Insert | Update | Delete]
 
 
+class Later(Protocol):
+    """Reads that a transaction may run with its last statement."""
+
+    def run(self, connection: Connection) -> None:
+        """Run them now."""
+
+    def added_to(self, last: Bound[Insert]) -> Bound[Insert]:
+        """Return a statement that does what one with one row does, and runs them."""
+
+    def receive(self, row: Any) -> None:
+        """Process the row that this statement returns."""
+
+
 class Pipeline:
     """What a transaction sends later than it is called, and reads earlier: with other statements.
 
@@ -65,6 +78,7 @@ class Pipeline:
     def __init__(self) -> None:
         self._writes: list[Postponable] = []
         self._rows: list[tuple[Bound[Any], Sequence[Any]]] = []
+        self._later: Later | None = None
 
     def postpone(self, connection: Connection, write: Postponable) -> None:
         """Send a write later. Two of the same table are not sent together: rows may be in both."""
@@ -77,6 +91,14 @@ class Pipeline:
         """Keep the rows of statements, until they are run or anything is written."""
         self._rows = list(reads)
 
+    def read_later(self, connection: Connection, reads: Later) -> None:
+        """Read rows as they are now, at the latest with the last statement.
+
+        They are read before anything is written, unless that is sent with the last statement.
+        """
+        self.send(connection)
+        self._later = reads
+
     def send_before(self, connection: Connection, statement: Any) -> Sequence[Any] | None:
         """Send what precedes a statement; return its rows if they have been read already."""
         of_bound = isinstance(statement, Bound)
@@ -86,17 +108,30 @@ class Pipeline:
                 return rows
         if isinstance(statement.statement if of_bound else statement, UpdateBase):
             self._rows.clear()
+            self._read_now(connection)
         self.send(connection)
         return None
 
     def send(self, connection: Connection, last: Bound[Any] | None = None) -> Any:
         """Send what was postponed, and a last statement with it. Return the result of that."""
         writes, self._writes = self._writes, []
-        return write_together(connection, writes, last)
+        if last is None or self._later is None:
+            return write_together(connection, writes, last)
+        later, self._later = self._later, None
+        rows = write_together(connection, writes, later.added_to(last))
+        later.receive(rows[0])
+        return rows
 
     def discard(self) -> None:
         """Discard what was postponed, because it is rolled back."""
         self._writes.clear()
+        self._later = None
+
+    def _read_now(self, connection: Connection) -> None:
+        """Run the reads before anything is written."""
+        later, self._later = self._later, None
+        if later is not None:
+            later.run(connection)
 
 
 def pipeline_of(connection: Connection) -> Pipeline | None:
@@ -226,15 +261,16 @@ def _types(
 
 
 def _parameter(number: int, name: str) -> str:
-    return f"{name}_{number}"
+    # SQLAlchemy itself makes names such as `buffer_id_1`.
+    return f"{name}_of_{number}"
 
 
 @lru_cache(maxsize=256)
 def combined(parts: tuple[Part, ...], last: Any = None) -> Any:
     """Return one statement that does what several do.
 
-    Its parameters are `NAME_0` for the first part, `NAME_1` for the second, and so on, and those of
-    the statement `last`.
+    Its parameters are `NAME_of_0` for the first part, `NAME_of_1` for the second, and so on, and
+    those of the statement `last`.
     """
     every = [
         (_of_arrays if part.is_for_rows else renamed)(number, part)

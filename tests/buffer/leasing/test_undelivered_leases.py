@@ -109,7 +109,7 @@ async def test_only_temporary_errors_are_retried(
     await buffer.put(groups(2))
     lease = await lease_of(buffer, 0)
     drawn = replace(Drawn.empty(), ids=lease.batch.ids, lease_id=lease.id)
-    drawn = replace(drawn, rows=[{"task_name": one.task_name} for one in lease.batch])
+    drawn = replace(drawn, task_names=[one.task_name for one in lease.batch])
     write = buffer._write
     errors = iter([error, error])
 

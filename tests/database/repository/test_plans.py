@@ -625,8 +625,8 @@ async def test_rows_written_together_are_found_by_index(connection: AsyncConnect
     of_groups = Part(update_each_group(), ("group_id", "priority"), True)
     of_tasks = Part(update_tasks(), ("task_id", "num_sampled"), True)
     statement = combined((of_groups, of_tasks))
-    values = {"group_id_0": [7, 8], "priority_0": [1.0, 2.0]}
-    values |= {"task_id_1": [1], "num_sampled_1": [9]}
+    values = {"group_id_of_0": [7, 8], "priority_of_0": [1.0, 2.0]}
+    values |= {"task_id_of_1": [1], "num_sampled_of_1": [9]}
     plan = await plan_of(connection, statement, values)
     assert plan.scans <= {"task"}, plan.text  # there are few tasks
     assert "pk_episode_group" in plan.indexes, plan.text

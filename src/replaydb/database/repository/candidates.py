@@ -29,6 +29,7 @@ class Candidates:
             task's clock.
         weights: Sampling weights.
         num_bytes: Sizes of their payloads.
+        times_replaced: How often each has been replaced.
         eligible: False: the group is passed over.
         clock: The clock whose stored keys were read: groups that are taken or passed over need new
             ones. None: the keys are of a column, or were generated for this draw.
@@ -41,6 +42,7 @@ class Candidates:
     keys: NDArray[np.float64]
     weights: NDArray[np.float64]
     num_bytes: NDArray[np.int64]
+    times_replaced: Sequence[int]
     eligible: NDArray[np.bool_]
     clock: Clock | None
 
@@ -64,6 +66,7 @@ class Candidates:
             keys,
             np.array([row.weight for row in rows], np.float64),
             np.array([row.num_bytes for row in rows], np.int64),
+            [row.times_replaced for row in rows],
             np.ones(len(rows), np.bool_) if eligible is None else eligible,
             clock,
         )
@@ -118,11 +121,15 @@ def batch_of(
 ) -> Drawn:
     """Return the rows chosen, given their positions among all rows concatenated."""
     ids = np.concatenate([part.ids for part in candidates])[chosen].tolist()
+    task_names = [part.task.task_name for part in candidates for _ in part.ids]
     staleness = [value for part in candidates for value in part.staleness]
+    times_replaced = [value for part in candidates for value in part.times_replaced]
     weights = np.concatenate([part.weights for part in candidates])[chosen]
     return Drawn(
         ids,
+        [task_names[i] for i in chosen],
         [staleness[i] for i in chosen],
+        [times_replaced[i] for i in chosen],
         *probabilities_and_weights(policy, task_states, weights),
     )
 

@@ -112,28 +112,45 @@ class DrawRequest:
         return frozenset(named)
 
 
+@dataclass(slots=True)
+class Contents:
+    """What a draw has read of its groups.
+
+    Attributes:
+        rows: Their rows after the draw, in any order.
+        stored: Everything stored of them; None if it is still to be read.
+        is_coming: Whether all of this is read by the last statement of the transaction.
+    """
+
+    rows: Sequence[Facts] = ()
+    stored: Stored | None = None
+    is_coming: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """Result of a draw: groups in the order in which they were drawn.
 
     Attributes:
         ids: Their ids [n].
+        task_names: Their tasks [n].
         staleness: Their staleness [n]; None if unknown.
+        times_replaced: How often each has been replaced [n].
         probabilities: Probability of each group to be the next one drawn, float64 [n]; 1 if the
             sampling strategy is deterministic.
         weights: Importance weights, float64 [n]; the largest of each quota is 1.
-        rows: Rows of the groups after the draw, in any order.
-        stored: Everything stored of the groups, if the draw has read it.
+        contents: What was read of the groups.
         draw_id: Id of the record of the draw, if it is recorded.
         lease_id: Id of the lease on the groups, if they are leased.
     """
 
     ids: list[int]
+    task_names: list[str]
     staleness: list[int | None]
+    times_replaced: list[int]
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float64]
-    rows: Sequence[Facts] = ()
-    stored: Stored | None = None
+    contents: Contents = field(default_factory=Contents)
     draw_id: int | None = None
     lease_id: int | None = None
 
@@ -142,7 +159,9 @@ class Drawn:
         """Combine the groups of several quotas into one batch."""
         return cls(
             [group_id for part in parts for group_id in part.ids],
+            [name for part in parts for name in part.task_names],
             [staleness for part in parts for staleness in part.staleness],
+            [times for part in parts for times in part.times_replaced],
             np.concatenate([part.probabilities for part in parts]),
             np.concatenate([part.weights for part in parts]),
         )
@@ -150,9 +169,9 @@ class Drawn:
     @classmethod
     def empty(cls) -> Drawn:
         """Return a result without groups."""
-        return cls([], [], np.zeros(0), np.zeros(0))
+        return cls([], [], [], [], np.zeros(0), np.zeros(0))
 
     @property
     def num_bytes(self) -> int:
         """Total size of the payloads."""
-        return sum(row["num_bytes"] for row in self.rows)
+        return sum(row["num_bytes"] for row in self.contents.rows)

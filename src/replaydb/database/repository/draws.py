@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
 from replaydb.database.prepared import Bound, execute
+from replaydb.database.reads import LaterReads
 from replaydb.database.records import Facts, Stored
 from replaydb.database.repository import (
     aging,
@@ -34,7 +36,7 @@ from replaydb.database.repository.candidates import (
     rates,
     remaining_times,
 )
-from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
+from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest, Quota
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
 from replaydb.database.statements.candidates import (
@@ -54,7 +56,7 @@ from replaydb.database.statements.episode_group import (
     rekey,
 )
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
-from replaydb.database.writes import Write, postpone
+from replaydb.database.writes import Write, pipeline_of, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
@@ -97,14 +99,14 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     drawn = Drawn.concatenate(parts)
     # Before the groups are changed: the changes are then sent with the last statement, and what is
     # archived has its payload yet.
-    rows, stored = drawing.read(drawn.ids)
+    contents = drawing.read(drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)
     if retired:
-        rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
-    stored = stored and stored._replace(groups=rows)
-    drawn = replace(drawn, rows=rows, stored=stored, lease_id=drawing.lease_id)
+        contents.rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
+        contents.stored = contents.stored and contents.stored._replace(groups=contents.rows)
+    drawn = replace(drawn, contents=contents, lease_id=drawing.lease_id)
     if buffer.settings.record_draws and not request.is_claim:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
     if buffer.settings.on_evict == "delete":
@@ -188,28 +190,46 @@ class _Drawing:
             self._chosen.append(_Chosen(order, part, mine, elapsed))
         return drawn
 
-    def read(self, ids: Sequence[int]) -> tuple[Sequence[Facts], Stored | None]:
-        """Take the groups that were chosen last. Return the rows of groups as they are then.
+    def read(self, ids: Sequence[int]) -> Contents:
+        """Take the groups that were chosen last, and read the rows of groups as they are then.
 
-        Return everything stored of them, too, if it is small or cannot be read by another
-        connection.
+        Read everything stored of them, too, if it is small or cannot be read by another connection.
         """
         buffer, backend = self._buffer, self._buffer.scope.backend
+        chosen = {group_id for one in self._chosen for group_id in one.ids}
+        now = buffer.now  # not later: the rows may be read by the last statement
+
+        def changed(rows: Sequence[Facts]) -> list[Facts]:
+            return [self._changed(row, now) if row["id"] in chosen else row for row in rows]
+
+        is_small = self._num_bytes <= backend.small_draw_bytes
+        pipeline = pipeline_of(self._connection)
+        if pipeline is not None and is_small and not buffer.row.uses_payload_store:
+            contents = Contents(is_coming=True)
+
+            def receive(found: Sequence[Sequence[Any]]) -> None:
+                stored = Stored.of(found)
+                contents.rows = changed(stored.groups)
+                contents.stored = stored._replace(groups=contents.rows)
+
+            reads = groups.select_stored(buffer.id, ids)
+            pipeline.read_later(self._connection, LaterReads(reads, receive))
+            self.settle()
+            return contents
         stored = None
-        if self._num_bytes <= backend.small_draw_bytes:
+        if is_small:
             stored = groups.fetch_small(backend, self._connection, buffer.id, ids)
         elif backend.has_one_connection or buffer.row.uses_payload_store:
             stored = groups.fetch(backend, self._connection, buffer.id, ids)
         rows = groups.facts(self._connection, buffer.id, ids) if stored is None else stored.groups
-        before = {group_id for one in self._chosen for group_id in one.ids}
         self.settle()
-        return [self._changed(row) if row["id"] in before else row for row in rows], stored
+        rows = changed(rows)
+        return Contents(rows, stored and stored._replace(groups=rows))
 
-    def _changed(self, row: Facts) -> Facts:
+    def _changed(self, row: Facts, now: datetime) -> Facts:
         """Return the row of a group as `settle` changes it."""
         if self._request.is_claim:
             return row
-        now = self._buffer.now
         changed = {
             **row,
             "times_sampled": row["times_sampled"] + 1,
@@ -235,13 +255,12 @@ class _Drawing:
             "created_at": self._buffer.now,
         }
         columns = ("group_id", "probability", "weight", "staleness", "times_replaced")
-        replaced = {row["id"]: row["times_replaced"] for row in drawn.rows}
         values = (
             drawn.ids,
             drawn.probabilities.tolist(),
             drawn.weights.tolist(),
             drawn.staleness,
-            [replaced[group_id] for group_id in drawn.ids],
+            drawn.times_replaced,
         )
         outcome = DrawOutcome.SAMPLED if self.lease_id is None else DrawOutcome.LEASED
         common = {"outcome": outcome.value}

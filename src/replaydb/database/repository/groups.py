@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import Bound, execute
 from replaydb.database.reads import read_together
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, packs, tags, tasks
@@ -185,17 +185,20 @@ def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> S
     return Stored(rows, parts, texts)
 
 
-def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> Sequence[Facts]:
     """Return the payload rows of groups. Rows of parts in packs have the pack's name as `pack`."""
     return _with_packs(connection, backend.read_payloads(connection, ids))
 
 
-def _with_packs(connection: Connection, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if packed := {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}:
-        names = packs.names(connection, packed)
-        for part in parts:
-            part["pack"] = names.get(part["pack_id"])
-    return parts
+def _with_packs(connection: Connection, parts: Sequence[Facts]) -> Sequence[Facts]:
+    packed = {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}
+    if not packed:
+        return parts
+    names = packs.names(connection, packed)
+    return [
+        {**part, "pack": names.get(part["pack_id"])} if part["pack_id"] in packed else part
+        for part in parts
+    ]
 
 
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
@@ -209,10 +212,13 @@ def fetch_small(
     """Return the same as `fetch`. A server assembles it all in memory, for one round trip."""
     if connection.dialect.name != "postgresql":
         return fetch(backend, connection, buffer_id, ids)
-    reads = [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
-    found = read_together(connection, reads)
-    rows, parts, texts = ([row._asdict() for row in some] for some in found)
-    return Stored(rows, _with_packs(connection, parts), texts)
+    found = Stored.of(read_together(connection, select_stored(buffer_id, ids)))
+    return found._replace(payloads=_with_packs(connection, found.payloads))
+
+
+def select_stored(buffer_id: int, ids: Sequence[int]) -> list[Bound[Any]]:
+    """Return the statements that select everything stored of groups; without names of packs."""
+    return [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
 
 
 def update_priorities(

@@ -14,7 +14,7 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.records import STATUSES
 from replaydb.database.repository import groups, lineage, transitions
-from replaydb.database.repository.draw_request import Drawn
+from replaydb.database.repository.draw_request import Contents, Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.lease import (
@@ -90,14 +90,16 @@ def fetch_leased(backend: Backend, connection: Connection, buffer_id: int, lease
         raise LeaseExpiredError(lease_id)
     members = [row for row in found if row.group_id is not None]
     stored = groups.fetch(backend, connection, buffer_id, [row.group_id for row in members])
-    staleness = {row["id"]: row["staleness"] for row in stored.groups}
+    rows = {row["id"]: row for row in stored.groups}
+    mine = [rows[row.group_id] for row in members]
     return Drawn(
-        [row.group_id for row in members],
-        [staleness[row.group_id] for row in members],
+        [row["id"] for row in mine],
+        [row["task_name"] for row in mine],
+        [row["staleness"] for row in mine],
+        [row["times_replaced"] for row in mine],
         np.array([row.probability for row in members], np.float64),  # None becomes NaN
         np.array([row.weight for row in members], np.float64),
-        rows=stored.groups,
-        stored=stored,
+        contents=Contents(stored.groups, stored),
         draw_id=found[0].draw_id,
         lease_id=lease_id,
     )

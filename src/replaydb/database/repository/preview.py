@@ -15,7 +15,7 @@ from replaydb.database.prepared import execute
 from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
-from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
+from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest, Quota
 from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.repository.tags import (
     MAX_LOOKUPS,
@@ -67,7 +67,7 @@ def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Dra
         if available < least:
             raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
     found = Drawn.concatenate(parts)
-    return replace(found, rows=groups.facts(connection, cached.id, found.ids))
+    return replace(found, contents=Contents(groups.facts(connection, cached.id, found.ids)))
 
 
 def with_candidates(connection: Connection, buffer_id: int, request: DrawRequest) -> DrawRequest:

@@ -122,6 +122,7 @@ _CANDIDATE = (
     group.weight,
     current_staleness(bindparam("partition_buffer_id")).label("staleness"),
     group.num_bytes,
+    group.times_replaced,
 )
 _ID = group.id.type
 
