@@ -96,14 +96,14 @@ class PostgresServer:
     def fetch_int(self, url: str, sql: str) -> int:
         return int(self._run(url, lambda connection: connection.fetchval(sql)))
 
-    async def is_blocked(self, url: str) -> bool:
-        """Whether a session of the database waits for a lock."""
-        return bool(await asyncio.to_thread(self.fetch_int, url, _WAITING_SESSIONS))
+    async def num_blocked(self, url: str) -> int:
+        """Return how many sessions of the database wait for a lock."""
+        return await asyncio.to_thread(self.fetch_int, url, _WAITING_SESSIONS)
 
-    async def until_blocked(self, url: str) -> None:
-        """Wait until a session of the database waits for a lock."""
+    async def until_blocked(self, url: str, sessions: int = 1) -> None:
+        """Wait until sessions of the database wait for a lock."""
         async with asyncio.timeout(20):
-            while not await self.is_blocked(url):  # noqa: ASYNC110 - of another process
+            while await self.num_blocked(url) < sessions:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.01)
 
     def close(self) -> None:

@@ -95,6 +95,19 @@ class next_lease_id(next_draw_id):
     inherit_cache = True
 
 
+class in_turn(FunctionElement[bool]):
+    """True once a lock was granted in the order of arrival, until the transaction ends.
+
+    The arguments are the kind of the lock and an id. PostgreSQL grants advisory locks in this
+    order. A row lock has no such order if its holders update the row: each of their commits wakes
+    all transactions that wait for it. SQLite has one writer and needs no lock.
+    """
+
+    name = "in_turn"
+    type = Boolean()
+    inherit_cache = True
+
+
 class joined(FunctionElement[str]):
     """The integers of a column as one text, separated by commas. An aggregate."""
 

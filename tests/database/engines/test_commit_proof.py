@@ -64,7 +64,7 @@ async def test_reading_an_outcome_waits_for_the_transaction(
     async with proved(engine) as (connection, mine):
         assert mine.number == earlier + 1
         answer = read_outcome(engine, replace(mine, pid=0))  # no session is terminated
-        while not (answer.done() or await postgres.is_blocked(postgresql_url)):  # noqa: ASYNC110
+        while not (answer.done() or await postgres.num_blocked(postgresql_url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await (connection.commit() if commits else connection.rollback())
         assert await answer is commits

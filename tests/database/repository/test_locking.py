@@ -176,3 +176,45 @@ async def test_puts_and_draws_do_not_wait_for_a_locked_buffer(postgresql_url: st
             async with asyncio.timeout(30):
                 await buffer.put(group("b"))
                 await buffer.sample(1)
+
+
+#: Sessions that wait for their turn, not for a row.
+_IN_TURN = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event = 'advisory'"
+)
+
+
+@pytest.mark.parametrize("capacity", [None, Capacity(groups=100)], ids=["tasks", "buffer as well"])
+async def test_locks_are_granted_in_the_order_of_arrival(
+    postgresql_url: str, postgres: PostgresServer, capacity: Capacity | None
+) -> None:
+    """Whatever locks the task. Each commit wakes one of those that wait, not all of them."""
+    async with Store.open(postgresql_url) as store, Store.open(postgresql_url) as store_of_puts:
+        buffer = await store.buffer("math", capacity=capacity)
+        putting = await store_of_puts.buffer("math")
+        for task in ("gsm8k", "math"):
+            await putting.put(groups(8, task))
+        lease = await buffer.lease(2, ttl=600, tasks="gsm8k")
+        started: list[asyncio.Task[Any]] = []
+        async with transaction(postgresql_url) as other:
+            for table in (schema.buffer, schema.task):
+                await other.execute(select(table).with_for_update(key_share=True))
+            for call in (
+                buffer.sample(1, tasks="gsm8k"),
+                buffer.sample(1),
+                buffer.sample(1, tasks=["gsm8k", "math"]),
+                lease.ack(),
+                putting.put(group("new")),
+                buffer.sample(1, tasks="gsm8k"),
+            ):
+                started.append(asyncio.ensure_future(call))
+                await postgres.until_blocked(postgresql_url, len(started))
+            in_turn = await asyncio.to_thread(postgres.fetch_int, postgresql_url, _IN_TURN)
+            await other.commit()
+        results = await asyncio.gather(*started)
+    # The first waits for the row, and so does the ack if only the others lock the buffer.
+    assert in_turn == len(started) - (1 if capacity is None else 2)
+    draws = [one.draw_id for one in results if hasattr(one, "draw_id")]
+    assert draws == sorted(draws)
+    assert len(draws) == 4

@@ -15,6 +15,7 @@ from replaydb.database.expressions import (
     bytewise,
     comes_after,
     comes_before,
+    in_turn,
     joined,
     json_as_stored,
     json_boolean,
@@ -85,6 +86,12 @@ def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: An
 @compiles(next_lease_id, "postgresql")
 def _compile_next_lease_id(element: next_lease_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "nextval('lease_id_seq')"
+
+
+@compiles(in_turn, "postgresql")
+def _compile_in_turn(element: in_turn, compiler: SQLCompiler, **kw: Any) -> str:
+    kind, key = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"(pg_advisory_xact_lock({kind}, CAST({key} % 2147483648 AS INTEGER)) IS NOT NULL)"
 
 
 @compiles(joined, "postgresql")

@@ -14,6 +14,7 @@ from replaydb.database.expressions import (
     bytewise,
     comes_after,
     comes_before,
+    in_turn,
     joined,
     json_as_stored,
     json_boolean,
@@ -78,6 +79,11 @@ def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any)
 @compiles(next_draw_id, "sqlite")
 def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
     return "NULL"
+
+
+@compiles(in_turn, "sqlite")
+def _compile_in_turn(element: in_turn, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1"
 
 
 @compiles(joined, "sqlite")

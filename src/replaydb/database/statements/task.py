@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import (
     among,
+    in_turn,
     joined,
     next_draw_id,
     next_lease_id,
@@ -40,6 +41,9 @@ from replaydb.episodes import GroupStatus
 #: Columns of a buffer whose values may be large.
 _LARGE = {"settings", "pending_tags"}
 _IS_LAST = bindparam("is_last", type_=Boolean())
+#: Kinds of advisory locks.
+_TASK: ColumnElement[int] = literal_column("1919250540")  # "repl"
+_BUFFER: ColumnElement[int] = literal_column("1919250541")
 
 
 def select_task_names(buffer_id: int) -> Select[str]:
@@ -63,20 +67,21 @@ def lock_tasks(buffer_id: Any, names: Any, draws: Any, leases: Any) -> Select[An
     Each row has a task and its buffer. If there are no such tasks, there is one row, with NULL in
     the columns of the task. Only the first row has the buffer's JSON values.
     """
-    some = select_tasks.build(buffer_id).where(among(task.c.task_name, names))
-    return _locked(some, buffer_id, draws, leases)
+    some = among(task.c.task_name, names)
+    return _locked(_first_in_turn(buffer_id, some).where(some), buffer_id, draws, leases)
 
 
 @prepared
 def lock_all_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
     """As `lock_tasks`, for all tasks."""
-    return _locked(select_tasks.build(buffer_id), buffer_id, draws, leases)
+    return _locked(_first_in_turn(buffer_id), buffer_id, draws, leases)
 
 
 @prepared
 def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
     """As `lock_all_tasks`, with a lock of the buffer, which is taken first."""
-    mine = select(buffer.c.id).where(buffer.c.id == buffer_id)
+    turn = or_(_IS_LAST, select(in_turn(_BUFFER, buffer_id)).scalar_subquery())
+    mine = select(buffer.c.id).where(buffer.c.id == buffer_id, turn)
     held = mine.with_for_update(key_share=True).cte("held")
     every = select_tasks.build(buffer_id).where(task.c.buffer_id == held.c.id)
     return _locked(every, buffer_id, draws, leases).where(buffer.c.id == held.c.id)
@@ -85,9 +90,8 @@ def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any
 @prepared
 def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """As `lock_tasks`, for the tasks of the groups of a lease."""
-    names = select(group.task_name).where(group.lease_id == lease_id)
-    some = select_tasks.build(buffer_id).where(task.c.task_name.in_(names))
-    return _locked(some, buffer_id)
+    some = task.c.task_name.in_(select(group.task_name).where(group.lease_id == lease_id))
+    return _locked(_first_in_turn(buffer_id, some).where(some), buffer_id)
 
 
 @prepared
@@ -102,6 +106,16 @@ def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
     """As `lock_tasks`, for up to `most` tasks whose column `staleness` is behind."""
     some = select_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
     return _locked(some, buffer_id)
+
+
+def _first_in_turn(buffer_id: Any, *some: ColumnElement[bool]) -> Select[Any]:
+    """Select tasks in the order of their locks, once the turn for the first of these has come.
+
+    One turn is enough, since transactions that lock the same tasks first lock the same task. Locks
+    of this kind for each task could exceed the memory that PostgreSQL has for them.
+    """
+    first = select(in_turn(_TASK, func.min(task.c.id))).where(task.c.buffer_id == buffer_id, *some)
+    return select_tasks.build(buffer_id).where(or_(_IS_LAST, first.scalar_subquery()))
 
 
 def _locked(
