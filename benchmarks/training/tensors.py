@@ -1,4 +1,4 @@
-"""Conversion of batches to tensors, compared with a copy of the same bytes."""
+"""Batches to tensors, compared with a copy of the same bytes; and tensors to groups."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.bench import Bench
 from benchmarks.results import Result, Work
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
-from replaydb.episodes import Episode, GroupStatus
+from replaydb.batch.tensors import SplitBatch
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import flatten
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
@@ -45,6 +47,15 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             ratio = timings.ratio("make", "copy")
             side = "time / copy"
             yield bench.result(f"{what} / copy", ratio, "x", target, side=side, **facts)
+        split = batch.split(0)
+        ways = {"episodes": partial(_from_episodes, split), "arrays": partial(_from_arrays, split)}
+        works = {way: _called(make) for way, make in ways.items()}
+        timings = await bench.times(f"groups, {lengths}", works, min(bench.options.rounds, 9))
+        for way in ways:
+            what = f"{NUM_GROUPS} groups of {NUM_EPISODES} x {tokens:,}, {lengths} lengths"
+            facts = {"layout": f"groups from {way}", "lengths": f"{lengths} lengths"}
+            value = 1e3 * timings.median(way)
+            yield bench.result(f"{what}: from {way}", value, "ms", side="time", **facts)
 
 
 def make_batch(tokens: int, *, ragged: bool) -> Batch:
@@ -52,6 +63,49 @@ def make_batch(tokens: int, *, ragged: bool) -> Batch:
     rng = np.random.default_rng(0)
     groups = [_stored_group(i, tokens, rng, ragged=ragged) for i in range(NUM_GROUPS)]
     return Batch(groups)
+
+
+def _from_episodes(split: SplitBatch) -> list[EpisodeGroup]:
+    prompt_lengths, response_lengths = split.prompt_mask.sum(1), split.response_mask.sum(1)
+    assert split.logprobs is not None
+    episodes = [
+        Episode(
+            prompt_ids=prompt[len(prompt) - num_prompt :],
+            response_ids=response[:num_response],
+            logprobs=logprobs[:num_response],
+            reward=reward,
+        )
+        for prompt, num_prompt, response, num_response, logprobs, reward in zip(
+            split.prompt_ids,
+            prompt_lengths.tolist(),
+            split.response_ids,
+            response_lengths.tolist(),
+            split.logprobs,
+            split.rewards.tolist(),
+            strict=True,
+        )
+    ]
+    starts = range(0, len(episodes), NUM_EPISODES)
+    return [EpisodeGroup("math", episodes[start : start + NUM_EPISODES]) for start in starts]
+
+
+def _from_arrays(split: SplitBatch) -> list[EpisodeGroup]:
+    assert split.logprobs is not None
+    token_ids = torch.cat([split.prompt_ids, split.response_ids], 1)
+    mask = torch.cat([split.prompt_mask, split.response_mask], 1)
+    prompt_lengths = split.prompt_mask.sum(1)
+    rows = [slice(at, at + NUM_EPISODES) for at in range(0, len(token_ids), NUM_EPISODES)]
+    return [
+        EpisodeGroup.from_arrays(
+            "math",
+            token_ids=token_ids[row],
+            attention_mask=mask[row],
+            prompt_lengths=prompt_lengths[row],
+            logprobs=split.logprobs[row],
+            rewards=split.rewards[row],
+        )
+        for row in rows
+    ]
 
 
 def copy_all(arrays: list[Any]) -> None:

@@ -118,15 +118,33 @@ def named_arrays(
     Raises:
         InvalidInputError: A name is `taken` or invalid, or an array cannot be stored.
     """
+    return {name: own(array) for name, array in to_arrays(field, arrays, taken).items()}
+
+
+def to_arrays(
+    field: str, arrays: Mapping[str, ArrayLike] | None, taken: Collection[str] = ()
+) -> dict[str, Array]:
+    """Apply `to_array` to named arrays. None becomes empty.
+
+    Raises:
+        InvalidInputError: A name is `taken` or invalid, or an array cannot be stored.
+    """
     if arrays is None:
         return {}
     if not isinstance(arrays, Mapping):
         raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
     check_names(field, arrays, taken)
     return {
-        checks.name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
+        checks.name(f"{field} name", name): to_array(f"{field}[{name!r}]", array)
         for name, array in arrays.items()
     }
+
+
+def fixed(array: _A) -> _A:
+    """Make a numpy array read-only. torch has no read-only tensors."""
+    if isinstance(array, np.ndarray):
+        array.setflags(write=False)
+    return array
 
 
 def own(array: Array) -> Array:
@@ -138,7 +156,7 @@ def own(array: Array) -> Array:
 
 def frozen(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
     """Return a read-only, contiguous copy, because the caller may change the original."""
-    return _read_only(np.array(value, dtype=dtype, order="C"))
+    return fixed(np.array(value, dtype=dtype, order="C"))
 
 
 def check_names(field: str, names: Iterable[str], taken: Collection[str]) -> None:
@@ -182,7 +200,7 @@ def concatenate_named(
             end += length
             if name in segment:
                 values[end - length : end] = bits(segment[name])
-        joined[name] = from_bits(_read_only(values), dtype_name(given[0]))
+        joined[name] = from_bits(fixed(values), dtype_name(given[0]))
     return joined
 
 
@@ -198,11 +216,11 @@ def spread(field: str, array: _A, total: int, response: int | None = None) -> _A
         more = ", ..." if array.ndim > 1 else ""
         lengths = dict.fromkeys([total] if response is None else [total, response])
         expected = "shape " + " or ".join(f"[{length}{more}]" for length in lengths)
-        raise InvalidInputError(field, expected, _shape(array))
+        raise InvalidInputError(field, expected, shape_of(array))
     given = bits(array)
     values = np.zeros((total, *given.shape[1:]), given.dtype)
     values[total - response :] = given
-    return cast("_A", from_bits(_read_only(values), dtype_name(array)))
+    return cast("_A", from_bits(fixed(values), dtype_name(array)))
 
 
 def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Versions:
@@ -219,7 +237,7 @@ def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Ve
     if not given.size:
         return None
     versions[: total - len(given)] = given.min()
-    return _read_only(versions)
+    return fixed(versions)
 
 
 def same(one: object, other: object) -> bool:
@@ -264,19 +282,15 @@ def dtype_name(array: Array) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
+def shape_of(array: Array) -> str:
+    """Return the shape for an error, such as `shape [2, 3]`."""
+    return f"shape {list(array.shape)}"
+
+
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Whether `value` is a torch tensor. Never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    array.setflags(write=False)
-    return array
-
-
-def _shape(value: Array) -> str:
-    return f"shape {list(value.shape)}"
 
 
 def _vector(field: str, value: ArrayLike) -> NDArray[Any]:
@@ -285,7 +299,7 @@ def _vector(field: str, value: ArrayLike) -> NDArray[Any]:
     if not isinstance(array, np.ndarray):
         array = array.float().numpy()
     if array.ndim != 1:
-        raise InvalidInputError(field, "one dimension", _shape(array))
+        raise InvalidInputError(field, "one dimension", shape_of(array))
     return array
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.episodes.arrays import Array, ArrayLike, same
+from replaydb.episodes.columnar import flat_from_arrays, texts_of
 from replaydb.episodes.context import GroupContext, Prompt
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
@@ -87,12 +88,145 @@ class EpisodeGroup:
         extras: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         several = checks.instances("episodes", episodes, Episode)
-        least = max(1, len(several))
-        uid = uuid.uuid4().hex if group_uid is None else group_uid
         context = GroupContext.of(prompt, prompt_ids, extras)
-        self._assign(
+        self._check_and_assign(
             (flatten(several, context),) if several or context else (),
             {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
+            task_name=task_name,
+            prompt_uid=prompt_uid,
+            group_uid=group_uid,
+            priority=priority,
+            status=status,
+            tags=tags,
+            expected_episodes=expected_episodes,
+        )
+        if not several and self.status is GroupStatus.COMPLETED:
+            raise InvalidInputError("episodes", "at least one in a completed group", "none")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        task_name: str,
+        *,
+        token_ids: ArrayLike,
+        lengths: ArrayLike | None = None,
+        attention_mask: ArrayLike | None = None,
+        prompt_lengths: ArrayLike | None = None,
+        loss_mask: ArrayLike | None = None,
+        logprobs: ArrayLike | None = None,
+        rewards: ArrayLike | None = None,
+        advantages: ArrayLike | None = None,
+        policy_versions: ArrayLike | None = None,
+        token_versions: ArrayLike | None = None,
+        finish_reasons: Iterable[str | None] | None = None,
+        token_extras: Mapping[str, ArrayLike] | None = None,
+        episode_extras: Mapping[str, ArrayLike] | None = None,
+        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        texts: Iterable[str | None] | None = None,
+        prompt_uid: str | None = None,
+        group_uid: str | None = None,
+        priority: float = 1.0,
+        status: GroupStatus | str = GroupStatus.COMPLETED,
+        tags: Mapping[str, Any] | None = None,
+        expected_episodes: int | None = None,
+        prompt: str | Iterable[Mapping[str, Any]] | None = None,
+        prompt_ids: ArrayLike | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
+    ) -> Self:
+        """Create a group of E episodes from flat or padded arrays, without `Episode` objects.
+
+        The group equals one that is created from episodes with the same values. Arrays are lists,
+        numpy arrays or torch tensors (of any device; they are detached), and are copied.
+
+        Arrays with a value per token have the shape of `token_ids`: flat [T], all episodes after
+        one another, or padded [E, L]. They can have the values of response tokens only: flat [R],
+        or padded [E, R] if the last R columns of `token_ids` are the responses. Prompts then get
+        zeros, and the lowest version of their response.
+
+        Args:
+            task_name: Name of its task or environment, at most 255 characters.
+            token_ids: Integers [T] or [E, L].
+            lengths: Number of tokens of each episode, prompt included, [E]. Required if arrays are
+                flat. Padded arrays then have their padding on the right.
+            attention_mask: Which positions of padded arrays have a token, bools or integers 0 and
+                1, [E, L]. Pass this or `lengths`. Padding can be anywhere.
+            prompt_lengths: Number of tokens before the (first) response, [E]. Default: the number
+                of leading False in `loss_mask`.
+            loss_mask: Which tokens to train on, bools or integers 0 and 1. Default: all response
+                tokens.
+            logprobs: Behaviour logprobs, floats. NaN is allowed.
+            rewards: Numbers [E] in the range of float32; NaN if there is none.
+            advantages: Numbers [E]; NaN if there is none.
+            policy_versions: Policy version that generated the episodes: an integer, or integers
+                [E].
+            token_versions: Policy version of each token, integers, instead of `policy_versions`.
+            finish_reasons: Why generation ended, E strings or None.
+            token_extras: Arrays with values per token by name, [T, ...] or [E, L, ...].
+            episode_extras: Arrays [E, ...] by name.
+            metadata: E JSON objects or None.
+            texts: Transcripts, E strings or None.
+            prompt_uid: As for `EpisodeGroup`, like all arguments below.
+            group_uid: Idempotency key of a put. Default: generated.
+            priority: Weight of prioritized sampling.
+            status: A `GroupStatus` or its value.
+            tags: JSON object, to filter by.
+            expected_episodes: Number of episodes that complete it, or None.
+            prompt: The prompt as text or chat messages.
+            prompt_ids: Token ids of the prompt.
+            extras: Arrays that belong to the whole group.
+
+        Raises:
+            InvalidInputError: An argument has the wrong shape, dtype or value.
+        """
+        flat = flat_from_arrays(
+            GroupContext.of(prompt, prompt_ids, extras),
+            token_ids=token_ids,
+            lengths=lengths,
+            attention_mask=attention_mask,
+            prompt_lengths=prompt_lengths,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            rewards=rewards,
+            advantages=advantages,
+            policy_versions=policy_versions,
+            token_versions=token_versions,
+            finish_reasons=finish_reasons,
+            token_extras=token_extras,
+            episode_extras=episode_extras,
+            metadata=metadata,
+        )
+        group = cls.__new__(cls)
+        group._check_and_assign(
+            (flat,),
+            texts_of(texts, flat.num_episodes),
+            task_name=task_name,
+            prompt_uid=prompt_uid,
+            group_uid=group_uid,
+            priority=priority,
+            status=status,
+            tags=tags,
+            expected_episodes=expected_episodes,
+        )
+        return group
+
+    def _check_and_assign(
+        self,
+        parts: tuple[FlatEpisodes, ...],
+        texts: Mapping[int, str],
+        *,
+        task_name: str,
+        prompt_uid: str | None,
+        group_uid: str | None,
+        priority: float,
+        status: GroupStatus | str,
+        tags: Mapping[str, Any] | None,
+        expected_episodes: int | None,
+    ) -> None:
+        least = max(1, sum(part.num_episodes for part in parts))
+        uid = uuid.uuid4().hex if group_uid is None else group_uid
+        self._assign(
+            parts,
+            texts,
             task_name=checks.name("task_name", task_name),
             prompt_uid=checks.optional(checks.name, "prompt_uid", prompt_uid),
             group_uid=checks.name("group_uid", uid),
@@ -103,8 +237,6 @@ class EpisodeGroup:
                 checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
             ),
         )
-        if not several and self.status is GroupStatus.COMPLETED:
-            raise InvalidInputError("episodes", "at least one in a completed group", "none")
 
     def _assign(
         self,
