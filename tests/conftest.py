@@ -160,8 +160,9 @@ async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 async def store_at_endpoint(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
-    """A store with payloads at that endpoint."""
-    async with Store.open(url, run="test", payloads=endpoint.url) as opened:
+    """A store with payloads at that endpoint, which does not cache them."""
+    opening = Store.open(url, run="test", payloads=endpoint.url, payload_cache=0)
+    async with opening as opened:
         yield opened
     endpoint.route_to(endpoint.right)
     await check_invariants(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -139,10 +140,20 @@ def test_values_of_another_kind_are_refused(
 
 
 #: Invalid values by the name of the argument, or of the call and the argument.
+EXTRAS: list[Any] = [
+    3,
+    [1],
+    {"a": "text"},
+    {"a": [[1], [2, 3]]},
+    *({name: [1]} for name in NAMES),
+]
+
 WRONG: dict[str, list[Any]] = {
     "above": INTEGERS,
+    "advantages": ["text", 3, [[1.0]], [math.inf], [1.0, 2.0]],
     "after": [3, "last"],
     "at_least": [-1, *INTEGERS],
+    "attention_mask": ["text", [1, 1]],
     "batch_size": [0, *INTEGERS],
     "before": INTEGERS,
     "below": INTEGERS,
@@ -159,11 +170,13 @@ WRONG: dict[str, list[Any]] = {
     "durability": WORDS,
     "end_token_id": TOKENS,
     "episode": [None, 3, rdb.Episode, "text"],
-    "extras": [3, [1], {"a": "text"}, {"a": [[1], [2, 3]]}, *({name: [1]} for name in NAMES)],
+    "episode_extras": EXTRAS,
+    "extras": EXTRAS,
     "expected_episodes": [0, 2**31, *INTEGERS],
     "expired": FLAGS,
     "fields": [["nothing"], [3], "nothing", *NOTHING],
     "fewer_than": [0, *INTEGERS],
+    "finish_reasons": ["s", 3, [3], ["stop"] * 2],
     "first_step": INTEGERS,
     "fit": WORDS,
     "group_id": INTEGERS,
@@ -173,11 +186,15 @@ WRONG: dict[str, list[Any]] = {
     "ids": [*NOTHING, "12", b"5", bytearray(b"5"), *([one] for one in INTEGERS)],
     "lease": FLAGS,
     "lease_id": INTEGERS,
+    "lengths": ["text", [1.0], [3], [-1]],
     "limit": INTEGERS,
     "lineage": [*NAMES, np.zeros(2)],
+    "logprobs": ["text", [0.0] * 3, 1],
+    "loss_mask": ["text", [0, 2], [0.0, 1.0]],
     "max_length": [0, *INTEGERS],
     "max_prompt_length": [0, *INTEGERS],
     "max_staleness": INTEGERS,
+    "metadata": [3, "text", [{}, {}], *([it] for it in OBJECTS)],
     "max_tokens": [0, *INTEGERS],
     "migrate": FLAGS[1:],
     "min_age": [7199, *NUMBERS],
@@ -202,8 +219,10 @@ WRONG: dict[str, list[Any]] = {
     "pad_to_multiple_of": [0, *INTEGERS],
     "pad_token_id": TOKENS,
     "policy": [None, "fifo", rdb.Fifo, rdb.Share(1)],
+    "payload_cache": INTEGERS,
     "payload_grace": [0, 1e11, *NUMBERS],
     "payloads": ["", "mysql://here", "packs", *TEXTS[1:]],
+    "policy_versions": ["text", 2**31, 0.5, [1, 2], True],
     "pool_size": [0, *INTEGERS],
     "position": INTEGERS,
     "prefetch": INTEGERS,
@@ -221,10 +240,12 @@ WRONG: dict[str, list[Any]] = {
     "progress": [3, "print"],
     "prompt": [3, b"1 + 1", {"role": "user"}, ["user"], [None], *([it] for it in OBJECTS)],
     "prompt_ids": [3, "text", [1.5], [[1]], [2**31]],
+    "prompt_lengths": ["text", [3], [-1], [1, 1]],
     "prompt_side": WORDS,
     "prompt_uid": NAMES,
     "read_only": FLAGS,
     "reason": TEXTS,
+    "rewards": ["text", 3, [[1.0]], [1e39], [1.0, 2.0]],
     "rewind": FLAGS,
     "run": [*NAMES, np.zeros(2)],
     "run_metadata": OBJECTS,
@@ -240,7 +261,11 @@ WRONG: dict[str, list[Any]] = {
     "tags": OBJECTS,
     "task_name": NAMES,
     "tasks": SEVERAL,
+    "texts": ["s", 3, [3], ["a"] * 2],
     "timeout": [one for one in NUMBERS if one is not None],
+    "token_extras": EXTRAS,
+    "token_ids": ["text", 3, [0.5, 0.5], [2**31, 1], [[[1]]]],
+    "token_versions": ["text", [0.5, 0.5], [1, 2, 3]],
     "tolerance": NUMBERS,
     "ttl": [0, 1e11, float("inf"), *NUMBERS],
     "totals": FLAGS,
@@ -310,6 +335,12 @@ async def test_every_argument_of_every_call_is_checked(
         "Store.prune": {},
         "Store.relocate_payloads": {"payloads": "file:///payloads"},
         "Store.run_stats": {"run": "test"},
+        "StoredGroup.from_arrays": {
+            "task_name": "a",
+            "token_ids": [1, 2],
+            "lengths": [2],
+            "loss_mask": [0, 1],
+        },
         "StoredGroup.without_stale_episodes": {},
     }
     owners = [store, buffer, lease, lease.batch, lease.batch.groups[0], buffer.loader(1)]

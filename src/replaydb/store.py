@@ -55,9 +55,10 @@ class Store:
         run_name: str,
         lineage: str | None,
         run_metadata: Mapping[str, Any],
+        payload_cache: int | None,
     ) -> None:
         self._database = database
-        self._payloads = Payloads(database)
+        self._payloads = Payloads(database, payload_cache)
         self._run_name = run_name
         self._lineage = lineage
         self._run_metadata = run_metadata
@@ -78,6 +79,7 @@ class Store:
         pool_size: int | None = None,
         payloads: str | None = None,
         payload_grace: float | None = None,
+        payload_cache: int | None = None,
     ) -> Opening[Store]:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
@@ -112,6 +114,9 @@ class Store:
             payload_grace: Grace period in seconds: how long a payload outside the database stays
                 readable after it is no longer referenced, so that draws already made can still be
                 delivered. Recorded in the database for all processes; 3600 until you change it.
+            payload_cache: Maximum size, in bytes, of the payloads outside the database that this
+                object keeps in memory after it has read them. 0: none. Default: 256 MB if they are
+                in an object store, 0 if they are in a folder, which the operating system caches.
 
         Returns:
             An object to await or to enter with `async with`, both of which give the store.
@@ -138,6 +143,7 @@ class Store:
             raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
         payloads = checks.optional(checks.string, "payloads", payloads)
         grace = checks.optional(checks.duration, "payload_grace", payload_grace)
+        cache = checks.optional(checks.whole_number, "payload_cache", payload_cache)
         name = _new_run_name() if run is None else checks.name("run", run)
         ancestor = checks.optional(checks.name, "lineage", lineage)
         metadata = checks.json_object("run_metadata", run_metadata)
@@ -150,7 +156,7 @@ class Store:
             backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
             await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
-            store = cls(Database(backend), name, ancestor or run, metadata)
+            store = cls(Database(backend), name, ancestor or run, metadata, cache)
             try:
                 if payloads is not None:
                     await store._payloads.set_location(payloads, end_in(allowance()))

@@ -363,7 +363,7 @@ PADDED: dict[str, Any] = {
             "the shape of padded token_ids [E, L]",
             "shape [3]",
         ),
-        (PADDED, {"lengths": [2, 2]}, "lengths", "None, as attention_mask is given", "a value"),
+        (PADDED, {"lengths": [2, 2]}, "attention_mask", "None, as lengths is given", "a value"),
         (
             PADDED,
             {"attention_mask": [[1, 1]]},

@@ -125,16 +125,15 @@ class Postgresql(Adapter):
 
 
 def _episode_group(group: Group, prompt: int) -> rdb.EpisodeGroup:
-    episodes = [
-        rdb.Episode(
-            prompt_ids=tokens[:prompt],
-            response_ids=tokens[prompt:],
-            logprobs=logprobs[prompt:],
-            reward=float(reward),
-            policy_version=0,
-        )
-        for tokens, logprobs, reward in zip(
-            group["token_ids"], group["logprobs"], group["reward"], strict=True
-        )
-    ]
-    return rdb.EpisodeGroup("bench", episodes, group_uid=str(number_of(group)))
+    count, tokens = group["token_ids"].shape
+    return rdb.EpisodeGroup.from_arrays(
+        "bench",
+        token_ids=group["token_ids"],
+        lengths=np.full(count, tokens),
+        prompt_lengths=np.full(count, prompt),
+        loss_mask=group["mask"],
+        logprobs=group["logprobs"],
+        rewards=group["reward"],
+        policy_versions=0,
+        group_uid=str(number_of(group)),
+    )

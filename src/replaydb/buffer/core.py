@@ -213,7 +213,7 @@ class BufferCore:
 
     async def _decoded(self, stored: Stored, end: float) -> Decoded:
         """Decode stored groups. Payloads outside the database are read first."""
-        return await decoded(await self._payloads.read(stored, end))
+        return await decoded(await self._payloads.read(stored, end, cached=True))
 
     def _waiter(self, timeout: float | None, explain: Explain | None = None) -> Waiter:
         """Return the retry loop of a call. Arguments as for `Waiter`."""

@@ -418,9 +418,11 @@ class Inspecting(BufferCore):
         sums = checks.flag("totals", totals)
         number = checks.whole_number("draws", draws, least=1)
 
-        return await self._read(
+        found = await self._read(
             lambda connection: metrics.collect(
                 self._database.backend, connection, self.id, self.name, number, sums=sums
             ),
             single=True,
         )
+        cache = self._payloads.cache
+        return found if cache is None else found | cache.metrics()

@@ -22,7 +22,7 @@ from replaydb.database.repository import groups, packs
 from replaydb.database.repository.packs import PayloadStoreRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
-from replaydb.packs import PackDamage, PayloadStore, Range
+from replaydb.packs import BUCKET_BYTES, PackDamage, PayloadStore, Range, RangeCache
 from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
@@ -37,10 +37,17 @@ TIDY_PACKS = 256
 
 
 class Payloads:
-    """The payloads of a store that keeps them outside the database."""
+    """The payloads of a store that keeps them outside the database.
 
-    def __init__(self, database: Database) -> None:
+    Attributes:
+        cache: Payloads that were read; None if they are not cached.
+    """
+
+    def __init__(self, database: Database, cache_bytes: int | None = 0) -> None:
+        """Set the size of the cache. None: `BUCKET_BYTES` for an object store, 0 for a folder."""
         self._database = database
+        self._cache_bytes = cache_bytes
+        self.cache: RangeCache | None = None
         self._payload_store: PayloadStore | None = None
         self._open = True
         self._calls: set[asyncio.Timeout] = set()
@@ -85,7 +92,7 @@ class Payloads:
             await payload_store.close()
             expected = f"{row.url}, where this store has its payloads"
             raise InvalidInputError("payloads", expected, payload_store.url)
-        self._payload_store = payload_store
+        self._use(payload_store)
         await payload_store.check(end)
 
     async def set_grace(self, seconds: float, end: float) -> None:
@@ -115,7 +122,7 @@ class Payloads:
         await self._database.write(
             lambda connection: packs.relocate(connection, payload_store.url), end=end
         )
-        self._payload_store = payload_store  # running reads may finish on the old one
+        self._use(payload_store)  # running reads may finish on the old one
         return row.url, payload_store.url
 
     async def prune(
@@ -170,10 +177,15 @@ class Payloads:
         for one, offset in zip(new, offsets, strict=True):
             one.pack, one.offset = pack, offset
 
-    async def read(self, stored: Stored, end: float) -> Stored:
+    async def read(self, stored: Stored, end: float, *, cached: bool = False) -> Stored:
         """Read the payloads that are in packs. Each row gets its bytes, or a `PackDamage`.
 
         See `PayloadStore.read`.
+
+        Args:
+            stored: Rows of groups.
+            end: Deadline of the call.
+            cached: Whether to use the cache, if there is one.
 
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
@@ -183,9 +195,9 @@ class Payloads:
         outside = [part for part in stored.payloads if part["pack_id"] is not None]
         if not outside:
             return stored
-        found = await self._read(outside, end)
+        found = await self._read(outside, end, cached=cached)
         if moved := await self._moved(outside, found, end):
-            found |= await self._read(moved, end)
+            found |= await self._read(moved, end, cached=cached)
         # `PayloadStore.read` has compared their checksums, so the decoder does not.
         parts = [
             part
@@ -195,7 +207,7 @@ class Payloads:
         ]
         return stored._replace(payloads=parts)
 
-    async def _read(self, parts: Sequence[Facts], end: float) -> dict[_Key, Data]:
+    async def _read(self, parts: Sequence[Facts], end: float, *, cached: bool) -> dict[_Key, Data]:
         """Return the bytes of parts in packs, or the damage found in them."""
         found: dict[_Key, Data] = {}
         ranges: dict[_Key, Range] = {}
@@ -207,7 +219,16 @@ class Payloads:
                 found[_key(part)] = where
         async with self._call():
             payload_store = await self._located(end)
-            read = await payload_store.read(list(ranges.values()), end=end)
+            cache = self.cache if cached else None
+            if cache is not None:
+                for key, wanted in list(ranges.items()):
+                    if (data := cache.get(wanted)) is not None:
+                        found[key] = data
+                        del ranges[key]
+            read = await payload_store.read(list(ranges.values()), end=end) if ranges else []
+            if cache is not None:
+                results = zip(ranges.values(), read, strict=True)
+                await cache.add({one: it for one, it in results if isinstance(it, memoryview)})
         return found | dict(zip(ranges, read, strict=True))
 
     async def _moved(
@@ -295,8 +316,18 @@ class Payloads:
             row = await self._database.read(packs.payload_store, end=end)
             if row is None:
                 raise DatabaseError("the URL of the payload store is missing in the database")
-            self._payload_store = PayloadStore.at(row.url, row.store_uid)
+            return self._use(PayloadStore.at(row.url, row.store_uid))
         return self._payload_store
+
+    def _use(self, payload_store: PayloadStore) -> PayloadStore:
+        """Use a payload store from now on."""
+        self._payload_store = payload_store
+        size = self._cache_bytes
+        if size is None:
+            size = 0 if payload_store.url.startswith("file:") else BUCKET_BYTES
+        if size and self.cache is None:
+            self.cache = RangeCache(size)
+        return payload_store
 
 
 async def remove_marked(database: Database, payload_store: PayloadStore) -> bool:

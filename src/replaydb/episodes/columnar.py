@@ -135,7 +135,7 @@ class _Rows:
             mask = None if tokens.ndim == 1 else np.arange(most) < counts[:, None]
         else:
             if lengths is not None:
-                raise InvalidInputError("lengths", "None, as attention_mask is given", "a value")
+                raise InvalidInputError("attention_mask", "None, as lengths is given", "a value")
             given = to_array("attention_mask", attention_mask)
             if tokens.ndim != 2 or given.shape != tokens.shape:
                 expected = "the shape of padded token_ids [E, L]"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,9 +103,8 @@ class EpisodeGroup:
         if not several and self.status is GroupStatus.COMPLETED:
             raise InvalidInputError("episodes", "at least one in a completed group", "none")
 
-    @classmethod
+    @staticmethod
     def from_arrays(
-        cls,
         task_name: str,
         *,
         token_ids: ArrayLike,
@@ -132,7 +131,7 @@ class EpisodeGroup:
         prompt: str | Iterable[Mapping[str, Any]] | None = None,
         prompt_ids: ArrayLike | None = None,
         extras: Mapping[str, ArrayLike] | None = None,
-    ) -> Self:
+    ) -> EpisodeGroup:
         """Create a group of E episodes from flat or padded arrays, without `Episode` objects.
 
         The group equals one that is created from episodes with the same values. Arrays are lists,
@@ -195,7 +194,7 @@ class EpisodeGroup:
             episode_extras=episode_extras,
             metadata=metadata,
         )
-        group = cls.__new__(cls)
+        group = EpisodeGroup.__new__(EpisodeGroup)
         group._check_and_assign(
             (flat,),
             texts_of(texts, flat.num_episodes),

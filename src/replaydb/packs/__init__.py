@@ -4,7 +4,8 @@ This package knows no tables. The database records which pack holds which parts,
 still in use.
 """
 
+from replaydb.packs.cache import BUCKET_BYTES, RangeCache
 from replaydb.packs.protocol import Listed, PackDamage, Range
 from replaydb.packs.store import PayloadStore
 
-__all__ = ["Listed", "PackDamage", "PayloadStore", "Range"]
+__all__ = ["BUCKET_BYTES", "Listed", "PackDamage", "PayloadStore", "Range", "RangeCache"]
