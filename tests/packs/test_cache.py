@@ -27,7 +27,7 @@ def range_of(number: int, length: int) -> Range:
 
 
 @given(
-    st.integers(0, 20),
+    st.integers(0, 8),
     st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40),
 )
 def test_the_least_recently_used_ranges_are_dropped(
