@@ -40,7 +40,7 @@ async def sample_rare(buffer: Buffer, number: int) -> None:
 async def sample_slowly(buffer: Buffer, number: int) -> None:
     """Draw with a filter that is evaluated before the locks."""
     request = draw_request(8, Uniform(), None, RARE, None, None, None)
-    buffer._slow_filters = {drawing._shape(request)}
+    buffer._decide(drawing._shape(request), is_slow=True)
     await buffer.sample(8, where=RARE)
 
 

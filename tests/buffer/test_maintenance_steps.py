@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
+from replaydb.buffer import core
 from replaydb.database.repository import locked, maintenance
 from replaydb.database.repository.locked import LockedBuffer
 from support.clock import Clock
@@ -129,12 +131,12 @@ async def test_steps(
     step = maintenance.step
     left = 1
 
-    def limited(buffer: LockedBuffer) -> bool:
+    def limited(buffer: LockedBuffer, *, evicts: bool) -> bool:
         nonlocal left
         left -= 1
         if left < 0:
             raise Stopped
-        return step(buffer)
+        return step(buffer, evicts=evicts)
 
     with monkeypatch.context() as patch:
         patch.setattr(maintenance, "step", limited)
@@ -181,3 +183,34 @@ async def test_a_large_put_into_a_full_buffer_is_one_transaction(store: Store) -
     ids = await buffer.put([group(f"new-{number}") for number in range(30)])
     assert await statuses(buffer) == {"completed": 30, "archived": 30}
     assert [one.status.value for one in await buffer.find(ids)] == ["completed"] * 30
+
+
+async def test_a_draw_does_not_evict(buffer: Buffer, clock: Clock) -> None:
+    """A lowered capacity takes effect at the next put, however many groups a draw releases."""
+    await expired_lease(buffer, clock)
+    await buffer.update_settings(capacity=Capacity(groups=4))
+    assert len(await buffer.sample(MANY)) == MANY
+    assert await statuses(buffer) == {"completed": MANY}
+    await buffer.put(group("new"))
+    assert await statuses(buffer) == {"archived": MANY - 3, "completed": 4}
+
+
+async def test_maintenance_that_takes_too_long(
+    buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says so. Each call does a part, until one succeeds."""
+    await expired_lease(buffer, clock)
+    step = maintenance.step
+
+    def slow(buffer: LockedBuffer, *, evicts: bool) -> bool:
+        time.sleep(0.4)
+        return step(buffer, evicts=evicts)
+
+    monkeypatch.setattr(maintenance, "step", slow)
+    monkeypatch.setattr(core, "allowance", lambda: 0.6)
+    with pytest.raises(rdb.DatabaseUnavailableError, match="repeat the call until it succeeds"):
+        await buffer.sample(1)
+    released = (await statuses(buffer))["completed"]
+    assert 0 < released < MANY
+    monkeypatch.setattr(core, "allowance", lambda: 60.0)
+    assert len(await buffer.sample(MANY)) == MANY

@@ -108,7 +108,7 @@ class SamplingModel:
         wanted = request(n, policy, tasks=tasks, where=condition.where)
         if evaluated:
             wanted = await self.buffer._database.read(
-                lambda it: preview.with_candidates(it, self.buffer.id, wanted)
+                lambda it: preview.with_candidates(it, self.buffer._row, wanted)
             )
         weights = self._weights(policy, condition, tasks)
         labels = {one: known.label for one, known in self.groups.items()}

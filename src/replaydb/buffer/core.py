@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +26,12 @@ from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
-from replaydb.errors import DatabaseError, ReplayDBError, UnknownRunError
+from replaydb.errors import (
+    DatabaseError,
+    DatabaseUnavailableError,
+    ReplayDBError,
+    UnknownRunError,
+)
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -51,7 +56,8 @@ class BufferCore:
         self._row = row
         self._releasing: set[asyncio.Task[None]] = set()
         self._drawn_tasks: frozenset[str] = frozenset()  # of the last draw
-        self._slow_filters: set[object] = set()
+        # Whether filters are slow to evaluate, and until when to assume that: see `Drawing._judge`.
+        self._slow_filters: dict[object, tuple[bool, float]] = {}
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"
@@ -118,7 +124,7 @@ class BufferCore:
             except StillExpiringError:
                 await self._expire(end)
             except UnfinishedMaintenanceError as error:
-                await self._maintain(error.task_names, end)
+                await self._maintain(error, end)
             except DatabaseError as error:
                 # A foreign key may have failed. SQLite does not report which one.
                 if type(error) is DatabaseError and await self._is_deleted(run, end):
@@ -169,16 +175,31 @@ class BufferCore:
         )
         return run.id not in [row.id for row in found]
 
-    async def _maintain(self, task_names: Collection[str], end: float) -> None:
-        """Do the maintenance that is due for some tasks, in short transactions."""
+    async def _maintain(self, due: UnfinishedMaintenanceError, end: float) -> None:
+        """Do the maintenance that is due for some tasks, in short transactions.
+
+        Raises:
+            DatabaseUnavailableError: It takes too long. What was done is kept.
+        """
 
         def work(connection: Connection, scope: Scope) -> bool:
-            with tasks_locked(connection, scope, task_names, sweeps=False) as buffer:
-                return maintenance.step(buffer)
+            with tasks_locked(connection, scope, due.task_names, sweeps=False) as buffer:
+                return maintenance.step(buffer, evicts=due.evicts)
 
-        done = False
+        done, num_steps = False, 0
         while not done:
-            done = await self._write(work, end)
+            try:
+                done = await self._write(work, end)
+            except DatabaseUnavailableError as error:
+                if num_steps and end_in(0) >= end:
+                    raise DatabaseUnavailableError(
+                        f"{self._database.backend.shown}: many groups of buffer {self.name!r} have "
+                        "expired leases, passed deadlines, outlived time_to_live or exceed a "
+                        f"lowered capacity. {num_steps} transactions were not enough to change "
+                        "them in time. Their changes are kept: repeat the call until it succeeds"
+                    ) from error
+                raise
+            num_steps += 1
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
         self._database.signal.announce()
 

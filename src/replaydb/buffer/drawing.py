@@ -26,6 +26,7 @@ from replaydb.database.repository import (
     groups,
     leases,
     lineage,
+    maintenance,
     preview,
     shortage,
 )
@@ -52,9 +53,11 @@ logger = logging.getLogger(__name__)
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 #: Time limit in seconds for counting why there were too few groups.
 EXPLAIN_SECONDS = 2.0
-#: A draw with a filter that takes longer to find its groups is evaluated differently next time:
-#: before the locks instead of under them, or the other way.
+#: If a draw takes longer to find its groups under the locks, draws with such filters evaluate them
+#: before the locks. If that does not help, or finds too many groups, they do not.
 SLOW_SECONDS = 0.02
+#: How long such a decision is kept, in seconds. It may have been due to other work on the machine.
+DECISION_SECONDS = 60.0
 #: Shapes of requests that are remembered.
 MOST_SLOW_FILTERS = 100
 #: How long a failed call waits, in seconds, until its lease is released.
@@ -92,7 +95,17 @@ class Drawing(BufferCore):
         for quota in request.quotas:
             names = available.keys() if quota.tasks is None else quota.tasks
             found += min(quota.count, sum(available.get(name, 0) for name in names))
-        return found >= request.at_least and (await self._evaluated(request, end)).may_suffice
+        if found < request.at_least:
+            return False
+        if (await self._evaluated(request, end)).may_suffice:
+            return True
+        # Groups of an expired lease, or with a passed deadline, become candidates by maintenance.
+        return await self._read(
+            lambda connection: maintenance.is_due(
+                connection, self._row, self._database.backend.now(connection)
+            ),
+            end,
+        )
 
     async def _evaluated(self, request: DrawRequest, end: float | None) -> DrawRequest:
         """Return the request, with candidates if it was slow to find them under the locks.
@@ -101,21 +114,33 @@ class Drawing(BufferCore):
         """
         if not request.has_filter or self._row.settings.seed is not None:
             return request
-        if _shape(request) not in self._slow_filters:
+        shape = _shape(request)
+        is_slow, until = self._slow_filters.get(shape, (False, 0.0))
+        if not is_slow or time.monotonic() > until:
             return request
-        return await self._read(
-            lambda connection: preview.with_candidates(connection, self.id, request),
+        evaluated = await self._read(
+            lambda connection: preview.with_candidates(connection, self._row, request),
             end,
             has_any=lambda it: it.may_suffice,
-            single=len(request.quotas) == 1,
+            single=len(request.quotas) == 1 and not self._row.settings.indexed_tags,
         )
+        if not evaluated.is_evaluated:
+            self._decide(shape, is_slow=False)
+        return evaluated
 
     def _judge(self, request: DrawRequest, seconds: float) -> None:
-        """If finding the groups of a request took long, evaluate its filter elsewhere next time."""
-        if seconds > SLOW_SECONDS and request.has_filter:
-            if len(self._slow_filters) >= MOST_SLOW_FILTERS:
-                self._slow_filters.clear()
-            self._slow_filters ^= {_shape(request)}
+        """Decide where such filters are evaluated if finding the groups of a request took long."""
+        if seconds <= SLOW_SECONDS or not request.has_filter:
+            return
+        shape = _shape(request)
+        is_slow, until = self._slow_filters.get(shape, (True, 0.0))
+        if request.is_evaluated or is_slow or time.monotonic() > until:
+            self._decide(shape, is_slow=not request.is_evaluated)
+
+    def _decide(self, shape: object, *, is_slow: bool) -> None:
+        if len(self._slow_filters) >= MOST_SLOW_FILTERS:
+            self._slow_filters.clear()
+        self._slow_filters[shape] = is_slow, time.monotonic() + DECISION_SECONDS
 
     async def _explain(self, request: DrawRequest, error: ReplayDBError) -> None:
         """Add to an error which groups exist instead of those requested."""
@@ -306,9 +331,12 @@ class Result:
 
 def _shape(request: DrawRequest) -> object:
     """Return what requests have in common whose filters differ only in values."""
-    return tuple(
-        (type(quota.policy), quota.tasks, frozenset(quota.conditions)) for quota in request.quotas
+    keys = (
+        (quota, quota.eligible._generate_cache_key())
+        for quota in request.quotas
+        if quota.eligible is not None
     )
+    return tuple((type(quota.policy), quota.tasks, key and key.key) for quota, key in keys)
 
 
 def _may_pass(error: DatabaseError) -> bool:

@@ -38,7 +38,7 @@ from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.expressions import among
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.schema import episode_group, run, task
-from replaydb.database.staleness import current_staleness
+from replaydb.database.staleness import current_staleness, staleness_if_drawn
 from replaydb.database.terms import (
     Kind,
     Operator,
@@ -80,8 +80,8 @@ def checked(where: Any) -> ColumnElement[bool] | None:
 
 
 def at_most_stale(limit: int) -> ColumnElement[bool]:
-    """Return the condition for a known staleness of at most `limit` policy versions."""
-    return current_staleness() <= limit
+    """Return the condition for a known staleness, if drawn, of at most `limit` versions."""
+    return staleness_if_drawn() <= limit
 
 
 def of_runs(names: Sequence[str]) -> ColumnElement[bool]:

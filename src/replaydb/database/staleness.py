@@ -27,11 +27,24 @@ def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
     return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
 
 
+def staleness_if_drawn(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
+    """Return the staleness that a group of any status has now if it is drawn.
+
+    Args:
+        buffer_id: As for `current_staleness`.
+    """
+    return _version_of(buffer_id) - group.comparable_version
+
+
 def current_staleness(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
     """Return the staleness of a group now, even if its column lags behind.
 
     Args:
         buffer_id: Id of the buffer, if all groups are of one: its policy version is then read once.
     """
+    return staleness_at(_version_of(buffer_id))
+
+
+def _version_of(buffer_id: Any) -> ColumnElement[int]:
     version = select(buffer.c.policy_version).where(buffer.c.id == buffer_id)
-    return staleness_at(version.correlate(episode_group).scalar_subquery())
+    return version.correlate(episode_group).scalar_subquery()

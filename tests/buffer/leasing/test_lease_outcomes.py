@@ -292,3 +292,18 @@ async def test_a_damaged_group_in_a_lease(store: Store, url: str) -> None:
     assert await number_of(url, schema.lease) == 0
     async with buffer.lease(2, ttl=10) as lease:
         assert lease.batch.ids == [ids[0], ids[2]]
+
+
+async def test_a_lease_of_expired_groups_has_their_current_staleness(buffer: Buffer) -> None:
+    """They keep the staleness with which they expired until they are leased."""
+    await buffer.update_settings(max_staleness=1)
+    await buffer.put(group("old", version=0))
+    for version in (2, 5):
+        await buffer.advance_policy(version)
+    [found] = await buffer.find(statuses="expired")
+    assert found.staleness == 2
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.lease(1, ttl=60, statuses="expired", max_staleness=4)
+    lease = await buffer.lease(1, ttl=60, statuses="expired", max_staleness=5)
+    (draw,) = await buffer.draws()
+    assert (lease.batch.staleness, draw.staleness) == ([5], (5,))

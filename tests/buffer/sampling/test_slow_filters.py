@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from sqlalchemy import ColumnElement, Select
+from sqlalchemy.sql import visitors
 
 import replaydb as rdb
 from replaydb import Buffer, Store
@@ -16,7 +20,9 @@ from replaydb.buffer import drawing
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import preview
 from replaydb.database.repository.draw_request import DrawRequest
-from support.groups import group
+from replaydb.database.statements.candidates import select_candidates
+from support.clock import Clock
+from support.groups import episode, group
 
 RARE = rdb.col.tags["kind"] == "rare"
 REQUEST = draw_request(1, rdb.Uniform(), None, RARE, None, None, None)
@@ -28,7 +34,7 @@ def every_filter_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = drawing.Drawing._judge
 
     def judge_once(self: drawing.Drawing, request: DrawRequest, seconds: float) -> None:
-        if drawing._shape(request) not in self._slow_filters:
+        if not request.is_evaluated:
             judge(self, request, 60.0)
 
     monkeypatch.setattr(drawing.Drawing, "_judge", judge_once)
@@ -173,3 +179,94 @@ async def test_with_a_seed_the_duration_has_no_effect(url: str) -> None:
         buffer = await store.buffer("math", seed=1)
         await put_rare(buffer, 9)
         assert await buffer._evaluated(REQUEST, None) is REQUEST
+
+
+def is_slow(buffer: Buffer) -> bool:
+    """Whether draws with the filter evaluate it before the locks."""
+    slow, until = buffer._slow_filters.get(drawing._shape(REQUEST), (False, 0.0))
+    return slow and until > time.monotonic()
+
+
+@pytest.mark.parametrize("reason", ["an expired lease", "a passed deadline"])
+async def test_a_waiting_draw_gets_groups_that_maintenance_returns(
+    buffer: Buffer, clock: Clock, reason: str
+) -> None:
+    """Before that, none of them is a candidate, and nothing else takes the locks."""
+    await put_rare(buffer, 3)
+    if reason == "an expired lease":
+        await buffer.lease(3, rdb.Fifo(), ttl=60, where=RARE)
+    else:
+        await buffer.delete(tasks="gsm8k")
+        for number in range(3):
+            await buffer.open_group(
+                "gsm8k", f"open-{number}", 2, tags={"kind": "rare"}, deadline=60, min_episodes=1
+            )
+            await buffer.add_episode(f"open-{number}", episode())
+    waiting = asyncio.create_task(buffer.sample(3, where=RARE, timeout=None))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    clock.jump(61)
+    async with asyncio.timeout(20):
+        assert len(await waiting) == 3
+
+
+async def test_a_decision_is_temporary(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow draw may be due to other work on the machine."""
+    await put_rare(buffer, 3)
+    assert is_slow(buffer)
+    monkeypatch.setattr(drawing, "DECISION_SECONDS", 0.0)
+    await buffer.sample(1, rdb.Fifo(), where=RARE)
+    await asyncio.sleep(0.001)
+    request = draw_request(1, rdb.Fifo(), None, RARE, None, None, None)
+    assert await buffer._evaluated(request, None) is request
+    buffer._slow_filters.clear()
+    assert await buffer._evaluated(REQUEST, None) is REQUEST
+
+
+async def test_a_filter_is_not_evaluated_before_the_locks_if_that_does_not_help(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_rare(buffer, 3)
+    evaluated = await buffer._evaluated(REQUEST, None)
+    assert evaluated.is_evaluated
+    monkeypatch.undo()  # judges every draw
+    buffer._judge(REQUEST, 60.0)  # of a draw that began before
+    assert is_slow(buffer)
+    buffer._judge(evaluated, 60.0)  # slow although the groups were known
+    assert not is_slow(buffer)
+    buffer._judge(REQUEST, 60.0)
+    assert not is_slow(buffer)
+    buffer._slow_filters.clear()
+    buffer._judge(REQUEST, 60.0)
+    assert is_slow(buffer)
+    monkeypatch.setattr(preview, "MOST_CANDIDATES", 2)
+    assert not (await buffer._evaluated(REQUEST, None)).is_evaluated
+    assert not is_slow(buffer)
+
+
+async def test_filters_are_judged_separately(buffer: Buffer) -> None:
+    """Their values do not matter, nor do the names of tags."""
+    await put_rare(buffer, 3)
+    for where, slow in (
+        (rdb.col.tags["kind"] == "common", True),
+        (rdb.col.tags["level"] == "rare", True),
+        (rdb.col.reward_mean > 0.5, False),
+    ):
+        request = draw_request(1, rdb.Uniform(), None, where, None, None, None)
+        assert (drawing._shape(request) in buffer._slow_filters) == slow
+
+
+async def test_the_evaluation_uses_the_tag_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it reads all groups of the buffer."""
+    read: list[object] = []
+
+    def recorded(condition: ColumnElement[bool], most: int) -> Select[Any]:
+        read.extend(getattr(part, "value", None) for part in visitors.iterate(condition))
+        return select_candidates(condition, most)
+
+    monkeypatch.setattr(preview, "select_candidates", recorded)
+    async with Store.open(url, run="test") as store:
+        buffer = await store.buffer("math", indexed_tags=["kind"])
+        await put_rare(buffer, 3, common=30)
+        assert (await buffer._evaluated(REQUEST, None)).is_evaluated
+    assert [31, 32, 33] in read

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Update, func, select, update
 
-from replaydb import Buffer, Capacity, Fifo, SamplingPolicy, Store, TopPriority, Uniform
+from replaydb import (
+    Buffer,
+    Capacity,
+    Fifo,
+    PayloadGoneError,
+    SamplingPolicy,
+    Store,
+    TopPriority,
+    Uniform,
+)
 from replaydb.database import schema
+from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.statements.buffer import lock_buffer
 from support.connections import transaction
 from support.groups import group, groups
@@ -218,3 +228,30 @@ async def test_locks_are_granted_in_the_order_of_arrival(
     draws = [one.draw_id for one in results if hasattr(one, "draw_id")]
     assert draws == sorted(draws)
     assert len(draws) == 4
+
+
+async def test_a_group_that_is_deleted_while_it_is_replaced_gets_a_new_id(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put has read its id before it waited for the locks. Draws name that id."""
+    async with Store.open(postgresql_url) as store, Store.open(postgresql_url) as other:
+        buffer, drawing = await store.buffer("math"), await other.buffer("math")
+        await buffer.update_settings(max_times_sampled=1, on_evict="delete")
+        [old] = await buffer.put(group("same", tags={"content": "old"}))
+        identify = PostgresqlBackend.identify
+        loop = asyncio.get_running_loop()
+
+        def then_drawn(backend: PostgresqlBackend, *args: Any, **more: Any) -> Any:
+            found = identify(backend, *args, **more)
+            monkeypatch.setattr(PostgresqlBackend, "identify", identify)
+            asyncio.run_coroutine_threadsafe(drawing.sample(1, step=1), loop).result()
+            return found
+
+        monkeypatch.setattr(PostgresqlBackend, "identify", then_drawn)
+        put = buffer.put(group("same", tags={"content": "new"}), on_duplicate="replace")
+        [new] = await put
+        assert new > old
+        (draw,) = await buffer.draws()
+        with pytest.raises(PayloadGoneError):
+            await buffer.redraw(draw.id)
+    await check_invariants(postgresql_url)

@@ -120,7 +120,7 @@ def evict_surplus(buffer: LockedBuffer) -> None:
         UnfinishedMaintenanceError: There are too many for the transaction of a call.
     """
     if not evict_some(buffer, locked.MAINTAINED_AT_ONCE):
-        raise UnfinishedMaintenanceError(buffer)
+        raise UnfinishedMaintenanceError(buffer, evicts=True)
 
 
 def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:

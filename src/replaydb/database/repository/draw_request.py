@@ -83,6 +83,11 @@ class DrawRequest:
         return sum(quota.count for quota in self.quotas)
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether the groups that meet some filter are known."""
+        return any(quota.candidates is not None for quota in self.quotas)
+
+    @property
     def may_suffice(self) -> bool:
         """Whether the candidates of its quotas, where they are known, are enough."""
         return self.at_least <= sum(

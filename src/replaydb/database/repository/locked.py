@@ -57,11 +57,16 @@ class UnfinishedMaintenanceError(Exception):
     """Raised by a call that finds more maintenance than one transaction should do.
 
     It is done in transactions of their own, then the call is run again.
+
+    Attributes:
+        task_names: The tasks.
+        evicts: Whether groups beyond a lowered capacity are to be evicted, too.
     """
 
-    def __init__(self, buffer: LockedBuffer) -> None:
+    def __init__(self, buffer: LockedBuffer, *, evicts: bool = False) -> None:
         super().__init__()
         self.task_names = frozenset(buffer.task_states)
+        self.evicts = evicts
 
 
 class LockedBuffer:

@@ -25,9 +25,11 @@ def sweep(buffer: LockedBuffer) -> None:
         aging.step(buffer, aging.GROUPS_PER_CALL)
 
 
-def step(buffer: LockedBuffer) -> bool:
+def step(buffer: LockedBuffer, *, evicts: bool) -> bool:
     """Do a part of what is left after `UnfinishedMaintenanceError`. Return whether it was all."""
-    return _apply_times(buffer) and capacity.evict_some(buffer, locked.MAINTAINED_AT_ONCE)
+    if not _apply_times(buffer):
+        return False
+    return not evicts or capacity.evict_some(buffer, locked.MAINTAINED_AT_ONCE)
 
 
 def _apply_times(buffer: LockedBuffer) -> bool:

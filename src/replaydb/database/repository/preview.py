@@ -21,6 +21,7 @@ from replaydb.database.repository.tags import (
     MAX_LOOKUPS,
     MAX_LOOKUPS_IN_ORDER,
     look_up_in_snapshot,
+    narrowed,
 )
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
 from replaydb.database.statements.candidates import (
@@ -70,16 +71,16 @@ def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Dra
     return replace(found, contents=Contents(groups.facts(connection, cached.id, found.ids)))
 
 
-def with_candidates(connection: Connection, buffer_id: int, request: DrawRequest) -> DrawRequest:
+def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequest) -> DrawRequest:
     """Return a request with the groups that meet its filters, unless they are many."""
 
     def evaluated(quota: Quota) -> Quota:
         if quota.eligible is None:
             return quota
         which = Selection(
-            buffer_id, tasks=quota.tasks, statuses=request.statuses, where=quota.eligible
+            cached.id, tasks=quota.tasks, statuses=request.statuses, where=quota.eligible
         )
-        statement = select_candidates(which.condition, MOST_CANDIDATES + 1)
+        statement = select_candidates(narrowed(connection, cached, which), MOST_CANDIDATES + 1)
         rows = execute(connection, statement)
         if len(rows) > MOST_CANDIDATES:
             return quota

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
+from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.prepared import execute
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
@@ -250,6 +251,8 @@ class _Session:
             }
             for row in execute(self.buffer.connection, select_kept_on_replace(condition))
         }
+        if len(kept) < len(ids):  # found before the locks
+            raise LostRaceError("another transaction deleted a group that is to be replaced")
         transitions.replace(self.buffer, condition)
         return kept
 

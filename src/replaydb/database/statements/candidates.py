@@ -24,7 +24,7 @@ from sqlalchemy import (
 from replaydb.database.expressions import among, comes_after
 from replaydb.database.prepared import Bound
 from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
-from replaydb.database.staleness import current_staleness
+from replaydb.database.staleness import staleness_if_drawn
 from replaydb.policies import (
     Fifo,
     FreshestFirst,
@@ -120,7 +120,7 @@ _MEMBERS_BY_AGE = _OF_TASK & group.group_status.between(
 _CANDIDATE = (
     group.id,
     group.weight,
-    current_staleness(bindparam("partition_buffer_id")).label("staleness"),
+    staleness_if_drawn(bindparam("partition_buffer_id")).label("staleness"),
     group.num_bytes,
     group.times_replaced,
 )
