@@ -106,7 +106,7 @@ async def test_the_primary_dies(primary: Node, proxy: Proxy, case: str) -> None:
         if "PgBouncer" in case:
             if pgbouncer.executable() is None:
                 pytest.skip(pgbouncer.MISSING)
-            url = stack.enter_context(pgbouncer.pgbouncer(url, "server_login_retry = 0.01"))
+            url = stack.enter_context(pgbouncer.pgbouncer(url, "server_login_retry = 0.01")).url
         async with stored_once(url) as put:
             if "not replicated" in case:
                 first.stop()
@@ -192,7 +192,7 @@ async def test_an_older_state_of_the_database_is_detected(
         if through == "through PgBouncer":
             if pgbouncer.executable() is None:
                 pytest.skip(pgbouncer.MISSING)
-            url = stack.enter_context(pgbouncer.pgbouncer(url, "server_login_retry = 0.01"))
+            url = stack.enter_context(pgbouncer.pgbouncer(url, "server_login_retry = 0.01")).url
         async with Store.open(url, run="test") as store:
             math = await store.buffer("math")
             mine = await math.lease(1, ttl=60)

@@ -7,14 +7,17 @@ import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
 
 import pytest
 
+import replaydb as rdb
 from replaydb import Store
 from replaydb.database import migrations
 from replaydb.database.engines import postgresql_checkup, sqlite, sqlite_checkup
 from replaydb.operations import Finding, examine
+from support import pgbouncer
 from support.clock import Clock
 from support.command import json_of, rows_of, run
 from support.connections import transaction
@@ -22,6 +25,8 @@ from support.groups import groups, long_group
 from support.postgres import PostgresServer
 from support.users import without_root
 
+#: A read-only store sends this parameter unless its URL has pgbouncer=true.
+IGNORED = "ignore_startup_parameters = max_parallel_workers_per_gather"
 #: Warnings of every test server, which is configured for speed.
 FAST = {"durability", "autovacuum"}
 
@@ -48,7 +53,8 @@ async def test_good_results_are_included(store: Store, engine_name: str, url: st
     subjects = {one.subject for one in found}
     assert {"disk", "tables", "clock", "payload store"} <= subjects
     engine = {"SQLite", "journal", "file", "log", "rights"}
-    server = {"PostgreSQL", "server", "encoding", "connections", "indexes", "dead rows"}
+    server = {"PostgreSQL", "pooler", "server", "encoding", "connections", "indexes", "dead rows",
+              "checkpoints", "server log"}  # fmt: skip
     assert (engine if engine_name == "sqlite" else server | FAST) <= subjects
 
 
@@ -184,7 +190,7 @@ async def test_an_unsafe_server_configuration(postgresql_url: str) -> None:
 
 async def test_limits_that_are_too_short(own_postgresql_url: str) -> None:
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
-             "transaction_timeout")  # fmt: skip
+             "idle_session_timeout", "transaction_timeout")  # fmt: skip
     found = {one.subject: one for one in await examine(own_postgresql_url)}["limits"]
     assert found.level == "good"
     database = urlsplit(own_postgresql_url).path.removeprefix("/")
@@ -204,6 +210,85 @@ async def test_sessions_whose_activity_is_not_tracked(own_postgresql_url: str) -
     found = wrong(await examine(own_postgresql_url))["commits"]
     assert (found.level, "track_activities" in found.text) == ("warning", True)
     assert "track_activities = on" in (found.fix or "")
+
+
+async def test_a_database_without_write_transactions(own_postgresql_url: str) -> None:
+    url = own_postgresql_url
+    await _set_in_database(url, "default_transaction_read_only = on")
+    found = wrong(await examine(url))["server"]
+    assert (found.level, "default_transaction_read_only" in found.text) == ("warning", True)
+    async with Store.open(url) as store:
+        with pytest.raises(rdb.DatabaseReadOnlyError):
+            await store.buffer("math")
+
+
+async def test_tables_without_autovacuum(own_postgresql_url: str) -> None:
+    url = own_postgresql_url
+    assert {one.text.split()[0] for one in await _about(url, "autovacuum")} == {"autovacuum"}
+    await _execute(url, "ALTER TABLE payload SET (autovacuum_enabled = off)")
+    await _execute(url, "ALTER TABLE draw SET (autovacuum_enabled = on)")
+    found = (await _about(url, "autovacuum"))[-1]
+    assert found.level == "bad"
+    assert "off for payload:" in found.text
+
+
+async def test_limits_of_connections(own_postgresql_url: str, postgres: PostgresServer) -> None:
+    """Of the role and of the database; the smaller one is reported."""
+    name = f"limited_{uuid4().hex[:8]}"
+    await _execute(own_postgresql_url, f"CREATE ROLE {name} SUPERUSER LOGIN CONNECTION LIMIT 1")
+    parts = urlsplit(own_postgresql_url)
+    url = urlunsplit(parts._replace(netloc=f"{name}@{parts.netloc.rpartition('@')[2]}"))
+    (found,) = await _about(url, "connections")
+    assert (found.level, "(CONNECTION LIMIT of the role)" in found.text) == ("warning", True)
+    await _execute(url, f"ALTER ROLE {name} CONNECTION LIMIT 100")
+    assert [one.level for one in await _about(url, "connections")] == ["good"]
+    await _execute(url, f'ALTER DATABASE "{parts.path[1:]}" CONNECTION LIMIT 1')
+    (found,) = await _about(url, "connections")
+    assert (found.level, "(CONNECTION LIMIT of the database)" in found.text) == ("warning", True)
+    await _execute(own_postgresql_url, f"DROP ROLE {name}")
+
+
+async def test_settings_that_slow_down_puts_of_large_payloads(
+    own_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_postgresql_url
+    monkeypatch.setattr(postgresql_checkup, "SMALL_LOG", 1 << 30)
+    found = wrong(await examine(url))["checkpoints"]
+    assert (found.level, "max_wal_size" in (found.fix or "")) == ("warning", True)
+    for setting in ("log_statement = 'all'", "log_min_duration_statement = 100"):
+        await _set_in_database(url, "log_statement = 'none'")
+        await _set_in_database(url, setting)
+        logged = wrong(await examine(url))["server log"]
+        assert (logged.level, setting.split()[0] in logged.text) == ("warning", True)
+    await _set_in_database(url, "log_parameter_max_length = 1024")
+    assert "server log" not in wrong(await examine(url))
+
+
+POOLERS = {  # level for a URL with pgbouncer=true, and for one without
+    "transaction": ("good", "bad"),
+    "session": ("warning", "good"),
+}
+
+
+@pytest.mark.parametrize("mode", POOLERS)
+@pytest.mark.parametrize("order", ["server_round_robin = 0", "server_round_robin = 1"])
+async def test_a_pooler_and_the_parameter_of_the_url(
+    postgresql_url: str, mode: str, order: str
+) -> None:
+    if pgbouncer.executable() is None:
+        pytest.skip(pgbouncer.MISSING)
+    settings = f"pool_mode = {mode}\n{order}\n{IGNORED}"
+    with pgbouncer.pgbouncer(postgresql_url, settings) as pooler:
+        plain = pooler.url.replace("pgbouncer=true", "pgbouncer=false")
+        levels = tuple([(await _about(url, "pooler"))[0].level for url in (pooler.url, plain)])
+        assert levels == POOLERS[mode]
+        subjects = {one.subject for one in await examine(plain)}
+    assert subjects == {"pooler"} if mode == "transaction" else "tables" in subjects
+
+
+async def test_a_url_that_names_a_pooler_which_is_not_there(postgresql_url: str) -> None:
+    (found,) = await _about(f"{postgresql_url}&pgbouncer=true", "pooler")
+    assert (found.level, "to the server itself" in found.text) == ("warning", True)
 
 
 async def test_an_index_that_was_never_finished(own_postgresql_url: str) -> None:
@@ -268,3 +353,11 @@ def _in_file(url: str, *statements: str) -> None:
 async def _execute(url: str, statement: str) -> None:
     async with transaction(url) as connection:
         await connection.exec_driver_sql(statement)
+
+
+async def _set_in_database(url: str, setting: str) -> None:
+    await _execute(url, f'ALTER DATABASE "{urlsplit(url).path.removeprefix("/")}" SET {setting}')
+
+
+async def _about(url: str, subject: str) -> list[Finding]:
+    return [one for one in await examine(url) if one.subject == subject]

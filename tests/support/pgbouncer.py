@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -40,28 +41,50 @@ def executable() -> str | None:
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
+class Pooler:
+    """A PgBouncer in front of a database.
+
+    Attributes:
+        url: URL of the database through it.
+    """
+
+    def __init__(self, url: str, folder: Path, settings: str) -> None:
+        self._file, self._port = folder / "pgbouncer.ini", _free_port()
+        given = _SETTINGS.format(target=_target(url), port=self._port, pool_size=POOL_SIZE)
+        self._file.write_text(f"{given}{settings}\n")
+        self._user = _owner(url) if os.geteuid() == 0 else None
+        address = f"127.0.0.1:{self._port}{urlsplit(url).path}"
+        self.url = f"postgresql://me@{address}?pgbouncer=true&sslmode=disable"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        binary = executable()
+        assert binary is not None
+        command = [binary, "--quiet", str(self._file)]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL, user=self._user)
+        _wait_for(self._port, self._process)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal: SIGHUP reloads the settings, SIGUSR1 pauses and SIGUSR2 resumes."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it. All its connections are closed at once."""
+        self._process.kill()
+        self._process.wait()
+
+
 @contextmanager
-def pgbouncer(url: str, settings: str = "") -> Iterator[str]:
-    """Run a PgBouncer in the block; yields the URL of the database behind it."""
-    binary = executable()
-    assert binary is not None
+def pgbouncer(url: str, settings: str = "") -> Iterator[Pooler]:
+    """Run a PgBouncer in the block, with additional settings, which replace others."""
     with tempfile.TemporaryDirectory(prefix="replaydb-pgbouncer-") as name:
         os.chmod(name, 0o755)  # noqa: S103 - if started by root, it runs as another user
-        file, port = Path(name) / "pgbouncer.ini", _free_port()
-        given = _SETTINGS.format(target=_target(url), port=port, pool_size=POOL_SIZE)
-        file.write_text(f"{given}{settings}\n")
-        process = subprocess.Popen(
-            [binary, "--quiet", str(file)],
-            stderr=subprocess.DEVNULL,
-            user=_owner(url) if os.geteuid() == 0 else None,
-        )
+        pooler = Pooler(url, Path(name), settings)
         try:
-            _wait_for(port, process)
-            database = urlsplit(url).path
-            yield f"postgresql://me@127.0.0.1:{port}{database}?pgbouncer=true&sslmode=disable"
+            yield pooler
         finally:
-            process.terminate()
-            process.wait()
+            pooler.kill()
 
 
 def _owner(url: str) -> int:

@@ -54,6 +54,9 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
     database = Database(backend)
     try:
         end = end_in(PATIENCE_SECONDS)
+        found += await backend.examine_connections(end)
+        if any(finding.level == "bad" for finding in found):
+            return tuple(found)
         found += await database.read(backend.examine, end=end)
         found.append(await database.read(lambda it: _clock(backend, it), end=end))
         tables = await _tables(backend)

@@ -20,8 +20,8 @@ def bounced_url(postgresql_url: str) -> Iterator[str]:
     """URL of an empty database through PgBouncer."""
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)  # the summary shows the reason
-    with pgbouncer.pgbouncer(postgresql_url) as url:
-        yield url
+    with pgbouncer.pgbouncer(postgresql_url) as pooler:
+        yield pooler.url
 
 
 async def test_all_calls_work_without_a_session(bounced_url: str) -> None:
@@ -69,9 +69,9 @@ async def test_a_waiting_call_sees_groups_of_other_stores(bounced_url: str) -> N
 async def test_an_upgrade_through_pgbouncer(empty_postgresql_url: str) -> None:
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)
-    with pgbouncer.pgbouncer(empty_postgresql_url) as url:
-        await migrations.upgrade(url)
-        assert await migrations.check(url) == ()
+    with pgbouncer.pgbouncer(empty_postgresql_url) as pooler:
+        await migrations.upgrade(pooler.url)
+        assert await migrations.check(pooler.url) == ()
 
 
 async def test_more_clients_than_the_server_has_connections(

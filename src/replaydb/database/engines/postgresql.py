@@ -35,6 +35,7 @@ from replaydb.cancellation import run_to_completion
 from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
+    postgresql_pooler,
     postgresql_roles,
     postgresql_sequences,
     postgresql_sql,
@@ -386,6 +387,14 @@ class PostgresqlBackend:
 
     async def check_target(self) -> None:
         """Do nothing: a connection attempt finds out."""
+
+    async def examine_connections(self, end: float) -> list[Finding]:
+        """Check whether a pooler is in between, and whether the URL says so."""
+        try:
+            async with asyncio.timeout_at(end):
+                return [await postgresql_pooler.finding(self._url)]
+        except Exception as error:
+            raise self.translate(error) or error from error
 
     def examine(self, connection: Connection) -> list[Finding]:
         """Check the server, its settings and the state of the tables."""

@@ -22,6 +22,7 @@ _WHAT_LIMITS_END = {
     "lock_timeout": "a call that waits longer for a lock starts again at the end of the queue",
     "idle_in_transaction_session_timeout": "sessions that pause longer in a transaction are ended, "
     "such as those of replaydb vacuum or of psql",
+    "idle_session_timeout": "unused connections are ended, and the next calls open others",
     "transaction_timeout": "longer transactions are ended, such as those of replaydb vacuum",
 }
 #: Share of the connections that should be free.
@@ -32,6 +33,8 @@ DEAD_ROWS = 50_000
 LONG_SECONDS = 3600.0
 #: Transactions after which all rows should have been frozen. The server stops at two billion.
 OLD_ROWS = 1_000_000_000
+#: A smaller `max_wal_size`, in megabytes, forces checkpoints every few puts.
+SMALL_LOG = 1024
 #: A log of more than this many times `max_wal_size` is not being removed for some reason.
 LONG_LOG = 2.0
 
@@ -40,16 +43,30 @@ _SETTINGS = text("""
         'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
         'superuser_reserved_connections', 'max_wal_size', 'track_activities',
-        'hot_standby_feedback', 'max_standby_streaming_delay')
+        'hot_standby_feedback', 'max_standby_streaming_delay', 'reserved_connections',
+        'default_transaction_read_only', 'log_statement', 'log_min_duration_statement',
+        'log_parameter_max_length')
 """)
 #: Settings of a new connection of this role to this database, in milliseconds; 0 is no limit.
 _LIMITS = text("""
     SELECT name, CAST(reset_val AS bigint) AS milliseconds FROM pg_settings WHERE name IN (
         'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
-        'transaction_timeout')
+        'idle_session_timeout', 'transaction_timeout')
     ORDER BY name
 """)
-_CONNECTIONS = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+_CONNECTIONS = text("""
+    SELECT count(*) AS used, count(*) FILTER (WHERE datname = current_database()) AS of_database,
+        count(*) FILTER (WHERE usename = session_user) AS of_role,
+        (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS in_database,
+        (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user) AS for_role
+    FROM pg_stat_activity WHERE backend_type = 'client backend'
+""")
+_NOT_VACUUMED = text("""
+    SELECT relname FROM pg_class, pg_options_to_table(reloptions)
+    WHERE relname = ANY (:tables) AND pg_table_is_visible(oid)
+        AND option_name = 'autovacuum_enabled' AND NOT CAST(option_value AS boolean)
+    ORDER BY relname
+""")
 _INVALID = text("""
     SELECT index_class.relname FROM pg_index
         JOIN pg_class AS index_class ON index_class.oid = pg_index.indexrelid
@@ -88,7 +105,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield _version(settings)
     yield from _role(connection, settings)
     yield from _durability(settings)
-    yield _autovacuum(settings)
+    yield from _autovacuum(connection, settings)
     yield _commits(settings)
     yield _encoding(settings)
     yield from _limits(connection)
@@ -99,6 +116,8 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield _old_rows(connection)
     yield from _storage(connection)
     yield _log(connection, settings)
+    yield _checkpoints(settings)
+    yield _server_log(settings)
     size = connection.execute(_SIZE).scalar_one()
     yield Finding("good", "disk", f"{size / 1e6:,.1f} MB; free space is not visible to clients")
 
@@ -118,7 +137,7 @@ def _version(settings: dict[str, str]) -> Finding:
 def _role(connection: Connection, settings: dict[str, str]) -> Iterator[Finding]:
     lag = postgresql_standby.lag(connection)
     if lag is None:
-        yield Finding("good", "server", "it accepts writes")
+        yield _writes(settings)
         return
     shown = "not connected to a primary" if lag == math.inf else f"{lag:.1f} s behind its primary"
     yield Finding(
@@ -141,6 +160,17 @@ def _role(connection: Connection, settings: dict[str, str]) -> Iterator[Finding]
         )
 
 
+def _writes(settings: dict[str, str]) -> Finding:
+    if settings["default_transaction_read_only"] == "off":
+        return Finding("good", "server", "it accepts writes")
+    return Finding(
+        "warning",
+        "server",
+        "default_transaction_read_only is on for this role and database: calls that write fail",
+        "ALTER ROLE ... SET default_transaction_read_only = off, or ALTER DATABASE ... SET",
+    )
+
+
 def _durability(settings: dict[str, str]) -> Iterator[Finding]:
     losses = {
         "fsync": "a power cut can destroy the database",
@@ -155,16 +185,19 @@ def _durability(settings: dict[str, str]) -> Iterator[Finding]:
         yield Finding("good", "durability", "acknowledged commits survive a crash")
 
 
-def _autovacuum(settings: dict[str, str]) -> Finding:
-    for name in ("autovacuum", "track_counts"):
-        if settings[name] == "off":
-            return Finding(
-                "bad",
-                "autovacuum",
-                f"{name} is off: tables grow with every draw, and query plans use old statistics",
-                f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()",
-            )
-    return Finding("good", "autovacuum", "it is on")
+def _autovacuum(connection: Connection, settings: dict[str, str]) -> Iterator[Finding]:
+    cost = "with every draw, and query plans use old statistics"
+    off = [name for name in ("autovacuum", "track_counts") if settings[name] == "off"]
+    for name in off:
+        fix = f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()"
+        yield Finding("bad", "autovacuum", f"{name} is off: tables grow {cost}", fix)
+    without = connection.execute(_NOT_VACUUMED, {"tables": _TABLES}).scalars().all()
+    if without:
+        found = f"autovacuum_enabled is off for {', '.join(without)}: it grows {cost}"
+        fix = f"ALTER TABLE {without[0]} RESET (autovacuum_enabled), and the same for each"
+        yield Finding("bad", "autovacuum", found, fix)
+    if not off and not without:
+        yield Finding("good", "autovacuum", "it is on")
 
 
 def _commits(settings: dict[str, str]) -> Finding:
@@ -207,17 +240,28 @@ def _limits(connection: Connection) -> Iterator[Finding]:
 
 
 def _connections(connection: Connection, settings: dict[str, str]) -> Finding:
-    used = connection.execute(_CONNECTIONS).scalar_one()
-    most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
-    taken = f"{used} of {most} connections are in use"
-    if most - used >= CONNECTIONS_LEFT * most:
-        return Finding("good", "connections", taken)
-    return Finding(
-        "warning",
-        "connections",
-        f"{taken}; a process uses up to 50 under load",
-        "raise max_connections, pass pool_size to Store.open, or use PgBouncer",
-    )
+    row = connection.execute(_CONNECTIONS).one()
+    reserved = ("superuser_reserved_connections", "reserved_connections")  # 16 has the second
+    most = int(settings["max_connections"]) - sum(int(settings.get(name, 0)) for name in reserved)
+    limits = {
+        "": (row.used, most),
+        " (CONNECTION LIMIT of the database)": (row.of_database, row.in_database),
+        " (CONNECTION LIMIT of the role)": (row.of_role, row.for_role),
+    }
+    found = [
+        Finding(
+            "warning",
+            "connections",
+            f"{used} of {most} connections are in use{whose}; a process uses up to 50 under load",
+            f"raise {'it' if whose else 'max_connections'}, pass pool_size to Store.open, or use "
+            "PgBouncer",
+        )
+        for whose, (used, most) in limits.items()
+        if most >= 0 and most - used < CONNECTIONS_LEFT * most
+    ]
+    if found:
+        return found[-1]
+    return Finding("good", "connections", f"{row.used} of {most} connections are in use")
 
 
 def _indexes(connection: Connection) -> Finding:
@@ -283,6 +327,35 @@ def _log(connection: Connection, settings: dict[str, str]) -> Finding:
         "log",
         f"{shown}, far more than max_wal_size: something prevents its removal",
         "check pg_replication_slots for an unused slot, and pg_stat_archiver for failures",
+    )
+
+
+def _checkpoints(settings: dict[str, str]) -> Finding:
+    most = int(settings["max_wal_size"])
+    if most >= SMALL_LOG:
+        return Finding("good", "checkpoints", f"up to {most:,} MB of log between two of them")
+    return Finding(
+        "warning",
+        "checkpoints",
+        f"max_wal_size is {most:,} MB: puts of large payloads force one checkpoint after the other",
+        "ALTER SYSTEM SET max_wal_size = '8GB', then SELECT pg_reload_conf()",
+    )
+
+
+def _server_log(settings: dict[str, str]) -> Finding:
+    slow = int(settings["log_min_duration_statement"])
+    logged = ""
+    if settings["log_statement"] == "all":
+        logged = "log_statement is all: puts are"
+    elif slow >= 0:
+        logged = f"log_min_duration_statement is {slow} ms: puts that take longer are"
+    if not logged or settings["log_parameter_max_length"] != "-1":
+        return Finding("good", "server log", "payloads are not written to it")
+    return Finding(
+        "warning",
+        "server log",
+        f"{logged} logged with their payloads, at twice the size",
+        "ALTER SYSTEM SET log_parameter_max_length = 1024, then SELECT pg_reload_conf()",
     )
 
 

@@ -167,6 +167,10 @@ class Backend(Protocol):
     async def check_target(self) -> None:
         """Refuse a target that cannot work, such as a file on NFS, before anything is opened."""
 
+    async def examine_connections(self, end: float) -> list[Finding]:
+        """Return findings about the way to the database. After a bad one nothing else works."""
+        ...
+
     def examine(self, connection: Connection) -> list[Finding]:
         """Return the findings of a health check of the engine and the database. Reads only."""
 

@@ -254,6 +254,10 @@ class SqliteBackend:
                 "use a local disk, or PostgreSQL to share a store between machines"
             )
 
+    async def examine_connections(self, end: float) -> list[Finding]:
+        """Return nothing: a file is opened directly."""
+        return []
+
     def examine(self, connection: Connection) -> list[Finding]:
         """Check the library, the file, its log and its disk."""
         return list(sqlite_checkup.findings(connection, self._path))
