@@ -22,6 +22,7 @@ _LONG = (
     "buffer/sampling/test_seeds.py",
     "database/engines/test_files_lost.py",
     "database/engines/test_pgbouncer.py",
+    "database/engines/test_pgbouncer_restarts.py",
     "ui/browser",
 )
 
