@@ -6,6 +6,8 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
@@ -232,20 +234,37 @@ async def test_tables_without_autovacuum(own_postgresql_url: str) -> None:
     assert "off for payload:" in found.text
 
 
-async def test_limits_of_connections(own_postgresql_url: str, postgres: PostgresServer) -> None:
-    """Of the role and of the database; the smaller one is reported."""
-    name = f"limited_{uuid4().hex[:8]}"
-    await _execute(own_postgresql_url, f"CREATE ROLE {name} SUPERUSER LOGIN CONNECTION LIMIT 1")
-    parts = urlsplit(own_postgresql_url)
-    url = urlunsplit(parts._replace(netloc=f"{name}@{parts.netloc.rpartition('@')[2]}"))
-    (found,) = await _about(url, "connections")
-    assert (found.level, "(CONNECTION LIMIT of the role)" in found.text) == ("warning", True)
-    await _execute(url, f"ALTER ROLE {name} CONNECTION LIMIT 100")
-    assert [one.level for one in await _about(url, "connections")] == ["good"]
-    await _execute(url, f'ALTER DATABASE "{parts.path[1:]}" CONNECTION LIMIT 1')
-    (found,) = await _about(url, "connections")
-    assert (found.level, "(CONNECTION LIMIT of the database)" in found.text) == ("warning", True)
-    await _execute(own_postgresql_url, f"DROP ROLE {name}")
+@asynccontextmanager
+async def role(url: str, options: str) -> AsyncIterator[tuple[str, str]]:
+    """Create a role; yields its name and the URL with it."""
+    name = f"doctor_{uuid4().hex[:8]}"
+    await _execute(url, f"CREATE ROLE {name} LOGIN {options}")
+    parts = urlsplit(url)
+    yield name, urlunsplit(parts._replace(netloc=f"{name}@{parts.netloc.rpartition('@')[2]}"))
+    await _execute(url, f"DROP ROLE {name}")
+
+
+async def test_limits_of_connections(own_postgresql_url: str) -> None:
+    """Of the role and of the database."""
+    database = urlsplit(own_postgresql_url).path.removeprefix("/")
+    async with role(own_postgresql_url, "SUPERUSER CONNECTION LIMIT 1") as (name, url):
+        (found,) = await _about(url, "connections")
+        assert (found.level, "LIMIT of the role)" in found.text) == ("warning", True)
+        await _execute(url, f"ALTER ROLE {name} CONNECTION LIMIT 100")
+        assert [one.level for one in await _about(url, "connections")] == ["good"]
+        await _execute(url, f'ALTER DATABASE "{database}" CONNECTION LIMIT 1')
+        (found,) = await _about(url, "connections")
+        assert (found.level, "LIMIT of the database)" in found.text) == ("warning", True)
+
+
+async def test_connections_of_other_roles(own_postgresql_url: str) -> None:
+    """A role without privileges cannot see what they are."""
+    async with role(own_postgresql_url, "") as (_, url), AsyncExitStack() as stack:
+        for _ in range(4):
+            connection = await stack.enter_async_context(transaction(own_postgresql_url))
+            await connection.exec_driver_sql("SELECT 1")
+        (found,) = await _about(url, "connections")
+        assert int(found.text.split()[0]) >= 5
 
 
 async def test_settings_that_slow_down_puts_of_large_payloads(

@@ -54,12 +54,14 @@ _LIMITS = text("""
         'idle_session_timeout', 'transaction_timeout')
     ORDER BY name
 """)
+#: Roles that are not members of pg_monitor cannot see the type of other roles' sessions.
 _CONNECTIONS = text("""
     SELECT count(*) AS used, count(*) FILTER (WHERE datname = current_database()) AS of_database,
         count(*) FILTER (WHERE usename = session_user) AS of_role,
         (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS in_database,
         (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user) AS for_role
-    FROM pg_stat_activity WHERE backend_type = 'client backend'
+    FROM pg_stat_activity
+    WHERE datname IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend'
 """)
 _NOT_VACUUMED = text("""
     SELECT relname FROM pg_class, pg_options_to_table(reloptions)
