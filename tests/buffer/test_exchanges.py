@@ -1,7 +1,8 @@
 """Exchanges with PostgreSQL for which a call waits: each costs a round trip to the server.
 
 A proxy counts every answer of the server after which it is ready for the next request, including
-those to BEGIN, COMMIT and ROLLBACK. All calls have run before, so their statements are prepared.
+those to BEGIN, COMMIT and ROLLBACK, and every description of a statement that is not prepared. All
+calls have run before.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ CALLS: dict[str, tuple[int, Call]] = {
     "find": (6, lambda it, n: it.find(limit=8)),
 }
 
+#: With pgbouncer=true, for which every statement is described first, and with pgbouncer=prepared.
+THROUGH_PGBOUNCER = {
+    "put of one group": (10, 6),
+    "sample": (8, 5),
+    "lease and ack": (16, 10),
+    "stats": (8, 5),
+}
+
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_exchanges(
@@ -79,13 +88,24 @@ async def test_exchanges_of_a_large_draw(
     assert await exchanges(proxied_url, proxy, call, monkeypatch) == 9
 
 
+@pytest.mark.parametrize("how", ["true", "prepared"])
+@pytest.mark.parametrize("name", THROUGH_PGBOUNCER)
+async def test_exchanges_through_pgbouncer(
+    proxied_url: str, proxy: Proxy, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the client does is the same without a PgBouncer."""
+    url = f"{proxied_url}?pgbouncer={how}"
+    expected = THROUGH_PGBOUNCER[name][how == "prepared"]
+    assert await exchanges(url, proxy, CALLS[name][1], monkeypatch) == expected
+
+
 async def exchanges(url: str, proxy: Proxy, call: Call, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the number of exchanges of a call that has run before."""
     num_exchanges = 0
 
     def count(message: Message) -> Fate:
         nonlocal num_exchanges
-        num_exchanges += (message.sender, message.kind) == ("server", b"Z")
+        num_exchanges += message.sender == "server" and message.kind in (b"Z", b"t")
         return PASS
 
     async with Store.open(url, run="a") as store:

@@ -41,6 +41,15 @@ def executable() -> str | None:
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
+def prepares() -> bool:
+    """Whether PgBouncer prepares statements of clients on each connection: from 1.21 on."""
+    binary = executable()
+    assert binary is not None
+    shown = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = (int(part) for part in shown.split()[1].split(".")[:2])
+    return (major, minor) >= (1, 21)
+
+
 class Pooler:
     """A PgBouncer in front of a database.
 

@@ -15,13 +15,33 @@ from support.groups import group, groups
 from support.invariants import check_invariants
 
 
-@pytest.fixture
-def bounced_url(postgresql_url: str) -> Iterator[str]:
+@pytest.fixture(params=["true", "prepared"])
+def bounced_url(postgresql_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of an empty database through PgBouncer."""
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)  # the summary shows the reason
-    with pgbouncer.pgbouncer(postgresql_url) as pooler:
-        yield pooler.url
+    if request.param == "prepared" and not pgbouncer.prepares():
+        pytest.skip("PgBouncer 1.21 or later is not installed.")
+    settings = "max_prepared_statements = 5" if request.param == "prepared" else ""
+    with pgbouncer.pgbouncer(postgresql_url, settings) as pooler:
+        yield pooler.url.replace("pgbouncer=true", f"pgbouncer={request.param}")
+
+
+async def test_prepared_statements_with_a_pooler_that_loses_them(postgresql_url: str) -> None:
+    if pgbouncer.executable() is None:
+        pytest.skip(pgbouncer.MISSING)
+    settings = "max_prepared_statements = 0" if pgbouncer.prepares() else ""
+    with pgbouncer.pgbouncer(postgresql_url, settings) as pooler:
+        url = pooler.url.replace("pgbouncer=true", "pgbouncer=prepared")
+        with pytest.raises(rdb.DatabaseError, match=r"PgBouncer 1\.21"):
+            await _use_from_two_stores(url)
+
+
+async def _use_from_two_stores(url: str) -> None:
+    async with Store.open(url) as one, Store.open(url) as other:
+        for store in (one, other) * 10:
+            buffer = await store.buffer("math")
+            await asyncio.gather(*(buffer.put(group()) for _ in range(3)), buffer.stats())
 
 
 async def test_all_calls_work_without_a_session(bounced_url: str) -> None:

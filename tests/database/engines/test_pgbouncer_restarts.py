@@ -29,12 +29,15 @@ STORED = [one for task in TASKS for one in groups(100, task)]
     ("num_processes", "num_clients", "num_restarts"),
     [(2, 15, 1), pytest.param(4, 50, 5, marks=pytest.mark.nightly)],
 )
+@pytest.mark.parametrize("how", ["true", pytest.param("prepared", marks=pytest.mark.nightly)])
 async def test_a_pooler_that_is_restarted_under_load(
-    postgresql_url: str, num_processes: int, num_clients: int, num_restarts: int
+    postgresql_url: str, num_processes: int, num_clients: int, num_restarts: int, how: str
 ) -> None:
     """Ten clients share a server connection. No call fails, no group is lost or duplicated."""
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)
+    if how == "prepared" and not pgbouncer.prepares():
+        pytest.skip("PgBouncer 1.21 or later is not installed.")
     async with Store.open(postgresql_url) as store:
         await (await store.buffer(BUFFER)).put(STORED)
     settings = f"default_pool_size = {num_processes * num_clients // 10}"
@@ -44,7 +47,8 @@ async def test_a_pooler_that_is_restarted_under_load(
         for number in range(num_processes):
             ours, theirs = Pipe()
             pipes.append(stack.enter_context(ours))
-            started.append(Worker(run_clients, theirs, pooler.url, f"c{number}", num_clients))
+            url = pooler.url.replace("pgbouncer=true", f"pgbouncer={how}")
+            started.append(Worker(run_clients, theirs, url, f"c{number}", num_clients))
             theirs.close()
         stack.enter_context(workers(*started))
         for pipe in pipes:

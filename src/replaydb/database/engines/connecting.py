@@ -52,7 +52,7 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
                 timeout=url.connect_seconds,
                 server_settings=dict(settings),
                 # Behind PgBouncer each transaction may use another connection of the server.
-                statement_cache_size=0 if url.through_pgbouncer else 100,
+                statement_cache_size=100 if url.prepares else 0,
             )
             _keep_alive(connection)
             return connection

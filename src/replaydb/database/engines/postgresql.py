@@ -98,6 +98,8 @@ _HOW_TO_RAISE = (
 #: What to do, added to the errors of these states.
 _HINTS: Mapping[str, str] = {
     **{state: f"; {limit}; {_HOW_TO_RAISE}" for state, limit in _LIMITS.items()},
+    "26000": "; pgbouncer=prepared takes PgBouncer 1.21 or later with max_prepared_statements > 0; "
+    "pgbouncer=true takes any",
     "42501": "; if `replaydb db roles` created this role, run it with --apply again after each "
     "upgrade of the schema",
 }
@@ -521,7 +523,7 @@ class PostgresqlBackend:
             "postgresql+asyncpg://",  # SQLAlchemy never sees the password
             connect_args={
                 "async_creator_fn": partial(self._connect, server_settings),
-                **(unnamed if self._url.through_pgbouncer else {}),
+                **({} if self._url.prepares else unnamed),
             },
             hide_parameters=True,
             **options,

@@ -53,7 +53,7 @@ async def find_pooled(url: PostgresqlURL) -> Pooled:
     A server tells a new client the id of the process that serves it. A pooler tells another number.
     If it pools transactions, several processes serve one client, or one serves several clients.
     """
-    unprepared = replace(url, through_pgbouncer=True)
+    unprepared = replace(url, prepares=False)
     async with AsyncExitStack() as stack:
 
         async def open_one() -> asyncpg.Connection:

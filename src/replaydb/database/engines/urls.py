@@ -36,7 +36,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "target_session_attrs": (
         *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     ),
-    "pgbouncer": ("true", "false"),
+    "pgbouncer": ("true", "false", "prepared"),
 }
 #: Parameters in seconds; 0: no limit. The second is replaydb's own.
 _TIMEOUTS = {"connect_timeout": CONNECT_SECONDS, "frozen_client_timeout": FROZEN_CLIENT_SECONDS}
@@ -118,6 +118,8 @@ class PostgresqlURL:
             limit.
         settings: Parameters of the session.
         through_pgbouncer: Whether connections go through a PgBouncer that pools transactions.
+        prepares: Whether statements are prepared once per connection. Behind PgBouncer that takes
+            version 1.21, which prepares them on each connection of the server.
         shown: The URL without passwords.
     """
 
@@ -128,6 +130,7 @@ class PostgresqlURL:
     frozen_seconds: float
     settings: Mapping[str, str]
     through_pgbouncer: bool
+    prepares: bool
     shown: str
 
     @classmethod
@@ -154,7 +157,7 @@ class PostgresqlURL:
         kind = given.pop("target_session_attrs", None)
         connect_seconds, frozen_seconds = (_seconds(given, name) for name in _TIMEOUTS)
         settings = {name: given.pop(name) for name in _SESSION if name in given}
-        through_pgbouncer = given.pop("pgbouncer", "false") == "true"
+        pgbouncer = given.pop("pgbouncer", "false")
         user, _, password = login.partition(":")
         hidden = ":***" if password or _SECRETS & given.keys() else ""
         return cls(
@@ -164,7 +167,8 @@ class PostgresqlURL:
             connect_seconds=connect_seconds or None,
             frozen_seconds=frozen_seconds,
             settings=settings,
-            through_pgbouncer=through_pgbouncer,
+            through_pgbouncer=pgbouncer != "false",
+            prepares=pgbouncer != "true",
             shown=(
                 f"postgresql://{user}{hidden}{at or (hidden and '@')}{addresses}{parts.path}"
                 f"{_query(shown_query)}"
