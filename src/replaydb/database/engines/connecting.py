@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import asyncpg
 from sqlalchemy import event
@@ -26,6 +27,13 @@ _KEEP_ALIVE = {
     "TCP_USER_TIMEOUT": 30_000,
 }
 _SINCE = "replaydb.connected_at"
+#: Arrays of all types of which statements that write bind or return arrays.
+_ARRAYS = """
+    SELECT CAST(NULL AS bool[]), CAST(NULL AS bytea[]), CAST(NULL AS smallint[]),
+        CAST(NULL AS integer[]), CAST(NULL AS bigint[]), CAST(NULL AS float8[]),
+        CAST(NULL AS text[]), CAST(NULL AS varchar[]), CAST(NULL AS timestamptz[]),
+        CAST(NULL AS json[]), CAST(NULL AS uuid[]), ARRAY(SELECT ROW() WHERE false)
+"""
 #: Errors after which the next host is tried. As in libpq, a refused password is not one of them.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
 
@@ -78,6 +86,15 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
         for name, value in _KEEP_ALIVE.items():
             if (option := getattr(socket, name, None)) is not None:  # not on every system
                 at.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def read_types(connection: Any, _record: ConnectionPoolEntry) -> None:
+    """Let a new connection ask the server about array types.
+
+    asyncpg asks about a type when a statement first uses it, in three round trips. Otherwise that
+    would often be while the first transactions of a connection hold locks.
+    """
+    connection.run_async(lambda driver: driver.fetch(_ARRAYS))
 
 
 class ConnectionLog:

@@ -41,7 +41,7 @@ from replaydb.database.engines import (
     postgresql_sql,
     postgresql_standby,
 )
-from replaydb.database.engines.connecting import ConnectionLog, connect
+from replaydb.database.engines.connecting import ConnectionLog, connect, read_types
 from replaydb.database.engines.loop_thread import LoopThread
 from replaydb.database.engines.postgresql_commits import Acknowledged, Transaction
 from replaydb.database.engines.postgresql_limits import (
@@ -153,7 +153,9 @@ class PostgresqlBackend:
 
     def writer_engine(self) -> AsyncEngine:
         """Return an engine for READ COMMITTED transactions, which lock the rows they depend on."""
-        return self._engine(isolation_level="READ COMMITTED", **self._pool)
+        engine = self._engine(isolation_level="READ COMMITTED", **self._pool)
+        event.listen(engine.sync_engine, "connect", read_types)
+        return engine
 
     def reader_engine(self) -> AsyncEngine:
         """Return an engine for REPEATABLE READ snapshots.
