@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from urllib.parse import parse_qs, quote, urlsplit
 
+import asyncpg
 import pytest
 
 import replaydb as rdb
@@ -13,6 +15,11 @@ from replaydb.database import migrations
 from support import pgbouncer
 from support.groups import group, groups
 from support.invariants import check_invariants
+
+_LISTENING = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+)
 
 
 @pytest.fixture(params=["true", "prepared"])
@@ -84,6 +91,36 @@ async def test_a_waiting_call_sees_groups_of_other_stores(bounced_url: str) -> N
         await asyncio.sleep(0)
         await (await other.buffer("math")).put(group())
         assert len(await waiting) == 1
+
+
+async def test_a_waiting_call_is_notified_through_a_direct_connection(
+    bounced_url: str, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NOTIFY goes through PgBouncer. Without waiting calls, no connection is direct."""
+    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
+    folder = parse_qs(urlsplit(postgresql_url).query)["host"][0]
+    url = bounced_url.replace("me@", "postgres@") + f"&listen={quote(folder, safe='')}"
+    async with Store.open(url) as store, Store.open(url) as other:
+        buffer, there = await store.buffer("math"), await other.buffer("math")
+        await there.put(group())
+        assert await num_direct(postgresql_url) == 0
+        waiting = asyncio.create_task(buffer.sample(3, timeout=50))
+        async with asyncio.timeout(20):
+            while await num_direct(postgresql_url) == 0:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.01)
+            for _ in range(2):
+                await asyncio.sleep(0.2)
+                await there.put(group())
+            assert len(await waiting) == 3
+
+
+async def num_direct(url: str) -> int:
+    """Return how many sessions listen."""
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval(_LISTENING))
+    finally:
+        await connection.close()
 
 
 async def test_an_upgrade_through_pgbouncer(empty_postgresql_url: str) -> None:

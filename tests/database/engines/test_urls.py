@@ -36,6 +36,15 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
     assert list(PostgresqlURL.of(url).hosts) == hosts
 
 
+def test_the_server_behind_pgbouncer() -> None:
+    url = PostgresqlURL.of(f"{ME}pooler:6432/replay?pgbouncer=true&listen=one:5433,[::1]")
+    direct = url.direct()
+    assert (url.hosts, direct.hosts) == ((("pooler", 6432),), (("one", 5433), ("::1", None)))
+    assert (url.through_pgbouncer, direct.through_pgbouncer) == (True, False)
+    assert (url.prepares, direct.prepares) == (False, True)
+    assert direct.dsn == url.dsn
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -50,6 +59,8 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
         (f"{ME}db/replay?connect_timeout=soon", "connect_timeout in seconds"),
         (f"{ME}db/replay?connect_timeout=-1", "connect_timeout in seconds"),
         (f"{ME}db/replay?sslmode=require&sslmode=disable", "'sslmode' twice"),
+        (f"{ME}one/replay?listen=two", "'listen' only with 'pgbouncer', got one without it"),
+        (f"{ME}one/replay?pgbouncer=true&listen=two:no", "a port from 1 to 65535"),
         (f"{ME}one/replay?host=two", "hosts only once"),
         (f"{ME}one,two/replay?port=1,2,3", "3 for 2 hosts"),
         (f"{ME}one,,two/replay", "a host before every colon and comma"),

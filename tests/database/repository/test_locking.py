@@ -255,3 +255,22 @@ async def test_a_group_that_is_deleted_while_it_is_replaced_gets_a_new_id(
         with pytest.raises(PayloadGoneError):
             await buffer.redraw(draw.id)
     await check_invariants(postgresql_url)
+
+
+async def test_a_put_of_a_new_task_and_a_lock_of_the_buffer_do_not_deadlock(
+    postgresql_url: str, postgres: PostgresServer
+) -> None:
+    """The put locks the buffer twice: before it creates the task, and with all tasks."""
+    url = f"{postgresql_url}&options=-c%20deadlock_timeout%3D60s"
+    async with Store.open(url) as store, Store.open(url) as other, asyncio.timeout(20):
+        buffer = await store.buffer("math", capacity=Capacity(groups=100))
+        drawing = await other.buffer("math")
+        await buffer.put(groups(4))
+        async with transaction(postgresql_url) as holder:
+            await holder.execute(select(schema.buffer).with_for_update(key_share=True))
+            put = asyncio.ensure_future(buffer.put(group("new", "a new task")))
+            await postgres.until_blocked(postgresql_url)
+            sample = asyncio.ensure_future(drawing.sample(1))
+            await postgres.until_blocked(postgresql_url, 2)
+            await holder.commit()
+        assert len(await put) == len(await sample) == 1

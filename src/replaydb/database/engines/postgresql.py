@@ -333,12 +333,15 @@ class PostgresqlBackend:
 
     def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
         """Return a signal that uses LISTEN and NOTIFY, on its own connections."""
-        if self._url.through_pgbouncer:
+        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_pre_ping": True}
+        if not self._url.through_pgbouncer:
+            # A NOTIFY is a commit, but a hint need not be durable.
+            engine = watched(self._engine({"synchronous_commit": "off"}, **options))
+            return PostgresqlSignal(engine, engine, self._thread)
+        if not self._url.listen_hosts:
             return NoSignal()
-        # A NOTIFY is a commit, but a hint need not be durable.
-        settings = {"synchronous_commit": "off"}
-        engine = self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
-        return PostgresqlSignal(watched(engine), self._thread)
+        direct = self._engine(url=self._url.direct(), **options)
+        return PostgresqlSignal(watched(direct), watched(self._engine(**options)), self._thread)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """Choose the type by SQLSTATE, never by the error's text."""
@@ -509,23 +512,30 @@ class PostgresqlBackend:
         """Read the rows with their data."""
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
-    async def _connect(self, settings: Mapping[str, str]) -> asyncpg.Connection:
-        connection = await connect(self._url, settings)
+    async def _connect(self, url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
+        connection = await connect(url, settings)
         self._is_standby = postgresql_standby.is_standby(connection)
         return connection
 
-    def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
+    def _engine(
+        self,
+        settings: Mapping[str, str] = _NO_SETTINGS,
+        *,
+        url: PostgresqlURL | None = None,
+        **options: Any,
+    ) -> AsyncEngine:
+        url = self._url if url is None else url
         server_settings = {
             "application_name": "replaydb",
             **settings,
-            **self._url.settings,
+            **url.settings,
         }
         unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
         engine = create_async_engine(
             "postgresql+asyncpg://",  # SQLAlchemy never sees the password
             connect_args={
-                "async_creator_fn": partial(self._connect, server_settings),
-                **({} if self._url.prepares else unnamed),
+                "async_creator_fn": partial(self._connect, url, server_settings),
+                **({} if url.prepares else unnamed),
             },
             hide_parameters=True,
             **options,

@@ -39,9 +39,10 @@ class PostgresqlSignal(Signal):
     Both run in the thread of the backend.
     """
 
-    def __init__(self, engine: AsyncEngine, thread: LoopThread) -> None:
+    def __init__(self, listening: AsyncEngine, notifying: AsyncEngine, thread: LoopThread) -> None:
+        """Set the engine for LISTEN, which needs a session, and that for NOTIFY."""
         super().__init__()
-        self._engine = engine
+        self._listening, self._notifying = listening, notifying
         self._thread = thread
         self._publisher: asyncio.Task[None] | None = None
         self._is_due = False
@@ -55,7 +56,8 @@ class PostgresqlSignal(Signal):
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             await asyncio.wait([publisher])
-        await self._engine.dispose()
+        await self._listening.dispose()
+        await self._notifying.dispose()
 
     async def _watch(self) -> None:
         loop, wake = asyncio.get_running_loop(), WeakMethod(self._wake)
@@ -66,7 +68,7 @@ class PostgresqlSignal(Signal):
                 with suppress(RuntimeError):  # the loop was closed without closing the store
                     loop.call_soon_threadsafe(it)
 
-        await self._thread.run(_listen(self._engine, notified))
+        await self._thread.run(_listen(self._listening, notified))
 
     def _publish(self) -> None:
         self._thread.call_soon(self._begin_to_notify)
@@ -81,7 +83,7 @@ class PostgresqlSignal(Signal):
         with suppress(OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError):
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
-                    connection = await stack.enter_async_context(self._engine.connect())
+                    connection = await stack.enter_async_context(self._notifying.connect())
                 while self._is_due:
                     self._is_due = False
                     async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):

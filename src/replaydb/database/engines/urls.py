@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
@@ -45,7 +45,7 @@ _OTHERS = {
     *("user", "dbname", "database", "krbsrvname", "gsslib"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version"),
 }
-_KNOWN = {"host", "port", *_TIMEOUTS, *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
+_KNOWN = {"host", "port", "listen", *_TIMEOUTS, *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
 
 
 def as_text(url: str | URL) -> str:
@@ -120,6 +120,8 @@ class PostgresqlURL:
         through_pgbouncer: Whether connections go through a PgBouncer that pools transactions.
         prepares: Whether statements are prepared once per connection. Behind PgBouncer that takes
             version 1.21, which prepares them on each connection of the server.
+        listen_hosts: Hosts of the server behind PgBouncer, to which waiting calls connect directly
+            to be notified; empty: they are not notified.
         shown: The URL without passwords.
     """
 
@@ -131,6 +133,7 @@ class PostgresqlURL:
     settings: Mapping[str, str]
     through_pgbouncer: bool
     prepares: bool
+    listen_hosts: tuple[tuple[str, int | None], ...]
     shown: str
 
     @classmethod
@@ -158,6 +161,9 @@ class PostgresqlURL:
         connect_seconds, frozen_seconds = (_seconds(given, name) for name in _TIMEOUTS)
         settings = {name: given.pop(name) for name in _SESSION if name in given}
         pgbouncer = given.pop("pgbouncer", "false")
+        listen = given.pop("listen", "")
+        if listen and pgbouncer == "false":
+            raise _refused("the parameter 'listen' only with 'pgbouncer'", "one without it")
         user, _, password = login.partition(":")
         hidden = ":***" if password or _SECRETS & given.keys() else ""
         return cls(
@@ -169,11 +175,16 @@ class PostgresqlURL:
             settings=settings,
             through_pgbouncer=pgbouncer != "false",
             prepares=pgbouncer != "true",
+            listen_hosts=tuple(_hosts(listen.split(","))),
             shown=(
                 f"postgresql://{user}{hidden}{at or (hidden and '@')}{addresses}{parts.path}"
                 f"{_query(shown_query)}"
             ),
         )
+
+    def direct(self) -> PostgresqlURL:
+        """Return the URL of the server behind PgBouncer."""
+        return replace(self, hosts=self.listen_hosts, through_pgbouncer=False, prepares=True)
 
 
 def _split(text: str) -> SplitResult:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Insert,
+    Select,
+    Update,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    select,
+    true,
+    update,
+)
 
-from replaydb.database.expressions import server_time
+from replaydb.database.expressions import in_turn, server_time
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     buffer,
@@ -22,6 +34,8 @@ from replaydb.database.schema import (
 BUFFERS = buffer.outerjoin(payload_place, true())
 #: Whether new payloads are stored outside the database.
 USES_PAYLOAD_STORE = payload_place.c.id.is_not(None).label("uses_payload_store")
+#: Kind of the advisory locks of buffers.
+_BUFFER: ColumnElement[int] = literal_column("1919250541")  # "repm"
 _select_buffer = select(buffer, USES_PAYLOAD_STORE).select_from(BUFFERS)
 
 
@@ -41,6 +55,15 @@ def insert_run() -> Insert:
     return insert(run).returning(run.c.id)
 
 
+def turn_of_buffer(buffer_id: Any) -> ColumnElement[bool]:
+    """Return a condition that is true when the turn of this transaction for the buffer has come.
+
+    Every lock of a buffer waits for its turn before it waits for the row. Otherwise a transaction
+    that has the row could wait for its turn, and the one whose turn it is for the row.
+    """
+    return select(in_turn(_BUFFER, buffer_id)).scalar_subquery()
+
+
 def select_buffer_named(name: str) -> Select[Any]:
     """Select the row of a buffer by name."""
     return _select_buffer.where(buffer.c.name == name)
@@ -56,7 +79,7 @@ def select_buffer(buffer_id: Any) -> Select[Any]:
 @prepared
 def lock_buffer(buffer_id: Any) -> Select[Any]:
     """Select the row of a buffer by id, locked against changes."""
-    mine = _select_buffer.where(buffer.c.id == buffer_id)
+    mine = _select_buffer.where(buffer.c.id == buffer_id, turn_of_buffer(buffer_id))
     return mine.with_for_update(key_share=True, of=buffer)
 
 

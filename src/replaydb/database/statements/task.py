@@ -35,15 +35,14 @@ from replaydb.database.expressions import (
 )
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import buffer, group, lease, task
-from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE
+from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
 from replaydb.episodes import GroupStatus
 
 #: Columns of a buffer whose values may be large.
 _LARGE = {"settings", "pending_tags"}
 _IS_LAST = bindparam("is_last", type_=Boolean())
-#: Kinds of advisory locks.
+#: Kind of the advisory locks of tasks.
 _TASK: ColumnElement[int] = literal_column("1919250540")  # "repl"
-_BUFFER: ColumnElement[int] = literal_column("1919250541")
 
 
 def select_task_names(buffer_id: int) -> Select[str]:
@@ -80,7 +79,7 @@ def lock_all_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
 @prepared
 def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
     """As `lock_all_tasks`, with a lock of the buffer, which is taken first."""
-    turn = or_(_IS_LAST, select(in_turn(_BUFFER, buffer_id)).scalar_subquery())
+    turn = or_(_IS_LAST, turn_of_buffer(buffer_id))
     mine = select(buffer.c.id).where(buffer.c.id == buffer_id, turn)
     held = mine.with_for_update(key_share=True).cte("held")
     every = select_tasks.build(buffer_id).where(task.c.buffer_id == held.c.id)
