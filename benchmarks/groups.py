@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -13,14 +13,19 @@ import numpy as np
 import replaydb as rdb
 
 TASK = "bench"
+Extras = Literal["none", "top-20 logprobs", "routed experts"]
+#: Bytes per token: 20 ids (int32) and logprobs (float16), or 8 experts (uint8) in each of 48
+#: layers.
+EXTRA_BYTES: Mapping[Extras, int] = {"none": 0, "top-20 logprobs": 120, "routed experts": 384}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a group: episodes, and tokens per episode."""
+    """Size of a group: episodes, tokens per episode, and what each token has as token extras."""
 
     episodes: int
     tokens: int
+    extras: Extras = "none"
 
     def __str__(self) -> str:
         return f"{self.episodes} x {self.tokens:,}"
@@ -32,8 +37,8 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors of a group (token ids, mask, logprobs), without its rows."""
-        return 9 * self.num_tokens
+        """Bytes of the tensors of a group (token ids, mask, logprobs, extras), without its rows."""
+        return (9 + EXTRA_BYTES[self.extras]) * self.num_tokens
 
 
 SMALL, MIDDLE, LARGE = Shape(8, 1024), Shape(8, 8192), Shape(16, 32_768)
@@ -87,6 +92,19 @@ def _episodes(shape: Shape, rng: np.random.Generator) -> list[rdb.Episode]:
             logprobs=rng.standard_normal(shape.tokens - prompt).astype(np.float32),
             reward=float(i % 2),
             policy_version=0,
+            token_extras=_token_extras(shape, rng),
         )
         for i in range(shape.episodes)
     ]
+
+
+def _token_extras(shape: Shape, rng: np.random.Generator) -> dict[str, Any]:
+    if shape.extras == "top-20 logprobs":
+        size = (shape.tokens, 20)
+        return {
+            "top_ids": rng.integers(0, 150_000, size, np.int32),
+            "top_logprobs": rng.standard_normal(size, np.float32).astype(np.float16),
+        }
+    if shape.extras == "routed experts":
+        return {"routed_experts": rng.integers(0, 128, (shape.tokens, 48, 8), np.uint8)}
+    return {}

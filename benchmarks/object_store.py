@@ -7,10 +7,16 @@ import os
 import socket
 import sysconfig
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
+
+import obstore
+import psutil
 
 from replaydb.packs import PayloadStore
 
@@ -26,6 +32,13 @@ async def object_store() -> AsyncIterator[str]:
         head, _, query = given.partition("?")
         yield f"{head.rstrip('/')}/{uuid4().hex}?{query}".rstrip("?")
         return
+    async with own_object_store() as (url, _):
+        yield url
+
+
+@asynccontextmanager
+async def own_object_store() -> AsyncIterator[tuple[str, psutil.Process]]:
+    """As `object_store`, but always a service on this machine. Also yield its process."""
     with tempfile.TemporaryDirectory(prefix="replaydb-s3-", ignore_cleanup_errors=True) as folder:
         before = {name: os.environ.get(name) for name in _CREDENTIALS}
         os.environ.update(_CREDENTIALS)
@@ -45,7 +58,7 @@ async def object_store() -> AsyncIterator[str]:
         try:
             url = f"s3://bench/{uuid4().hex}?endpoint=http://127.0.0.1:{port}&region=us-east-1"
             await _ready(url)
-            yield url
+            yield url, psutil.Process(process.pid)
         finally:
             process.kill()
             await process.wait()
@@ -54,6 +67,29 @@ async def object_store() -> AsyncIterator[str]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+@contextmanager
+def counted_requests(counts: Counter[str]) -> Iterator[None]:
+    """Count requests of this process by kind. Up to 1000 objects are listed or deleted by one."""
+    kinds = {
+        "put_async": "PUT", "list": "LIST", "head_async": "HEAD", "get_async": "GET",
+        "get_range_async": "GET", "delete_async": "DELETE",
+    }  # fmt: skip
+
+    def counted(name: str) -> Any:
+        call = getattr(obstore, name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            counts[kinds[name]] += 1
+            return call(*args, **kwargs)
+
+        return asked
+
+    with ExitStack() as stack:
+        for name in kinds:
+            stack.enter_context(patch.object(obstore, name, counted(name)))
+        yield
 
 
 async def _ready(url: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -76,14 +76,12 @@ async def serve(work: Callable[..., Awaitable[Any]]) -> None:
         print(json.dumps(await work(*json.loads(line))), flush=True)
 
 
-def cpu_seconds(processes: Iterable[psutil.Process]) -> dict[int, float]:
-    """Return the CPU seconds that the processes and their children have used, by process id."""
-    used = {}
-    for process in processes:
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = one.cpu_times()
-                used[one.pid] = times.user + times.system
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU seconds that a process and its children have used, exited ones included."""
+    used = 0.0
+    for one in (*process.children(recursive=True), process):
+        with suppress(psutil.NoSuchProcess):
+            used += sum(one.cpu_times()[:4])  # user, system, and both of its exited children
     return used
 
 

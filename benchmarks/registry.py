@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.bench import Benchmark
-from benchmarks.engines import claim, fleet, packs, put, sample
+from benchmarks.engines import claim, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, neighbors, network, scale, shared, viewers
+from benchmarks.scaling import advance, fleet, neighbors, network, scale, shared, viewers
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -15,13 +15,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "sample": sample.run,
     "claim": claim.run,
     "packs": packs.run,
-    "fleet": fleet.run,
     "scale": scale.run,
     "advance": advance.run,
     "viewers": viewers.run,
     "neighbors": neighbors.run,
     "network": network.run,
     "shared": shared.run,
+    "fleet": fleet.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,
@@ -35,4 +35,4 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 #: Benchmarks without a database, which run once.
 WITHOUT_ENGINE = frozenset({"tensors"})
 #: Benchmarks of a database on another machine.
-ONLY_POSTGRESQL = frozenset({"network", "shared"})
+ONLY_POSTGRESQL = frozenset({"fleet", "network", "shared"})

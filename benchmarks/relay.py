@@ -1,11 +1,14 @@
-"""A relay that delays what a server answers, as a network does. A process of its own."""
+"""A relay that delays what a server answers, as a network does, and counts bytes.
+
+It is a process of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from benchmarks.processes import Child, children, serve
@@ -17,10 +20,11 @@ CHUNK_BYTES = 1 << 18
 async def relayed(url: str) -> AsyncIterator[tuple[str, Relay]]:
     """Run a relay to the server of a URL during a block. Yield the URL of its other end."""
     async with children(__name__, 1, url) as [child]:
-        port = await child.ask("start", 0.0)
+        port = await child.ask("start")
         parts = urlsplit(url)
-        user = parts.netloc.rpartition("@")[0]
-        yield urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{port}", query="")), Relay(child)
+        user, at, _ = parts.netloc.rpartition("@")
+        near = parts._replace(netloc=f"{user}{at}127.0.0.1:{port}", query="")
+        yield urlunsplit(near), Relay(child)
 
 
 class Relay:
@@ -33,6 +37,11 @@ class Relay:
         """Delay every answer from now on."""
         await self._child.ask("delay", seconds)
 
+    async def num_bytes(self) -> tuple[int, int]:
+        """Return how many bytes it has read from the clients, and from the server."""
+        from_clients, from_server = await self._child.ask("count")
+        return from_clients, from_server
+
 
 class _Forwarding:
     """Forwards connections to a server, and delays what it answers."""
@@ -40,12 +49,14 @@ class _Forwarding:
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
         self._delay = 0.0
+        self._num_bytes = [0, 0]
 
-    async def ask(self, what: str, value: float) -> int:
-        """Start to listen and return the port, or set the delay in seconds."""
+    async def ask(self, what: str, seconds: float = 0.0) -> int | list[int]:
+        """Start to listen and return the port, set the delay, or return the numbers of bytes."""
         if what == "delay":
-            self._delay = value
-            return 0
+            self._delay = seconds
+        if what != "start":
+            return self._num_bytes
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -57,12 +68,13 @@ class _Forwarding:
             upstream = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
         else:
             upstream = await asyncio.open_connection(self._parts.hostname or "127.0.0.1", port)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._forward(reader, upstream[1], is_answer=False))
-                both.create_task(self._forward(upstream[0], writer, is_answer=True))
-        except* ConnectionError:
-            pass  # one side has closed the connection
+        with suppress(asyncio.CancelledError):  # the relay ends before its clients
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._forward(reader, upstream[1], is_answer=False))
+                    both.create_task(self._forward(upstream[0], writer, is_answer=True))
+            except* ConnectionError:
+                pass  # one side has closed the connection
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool
@@ -85,6 +97,7 @@ class _Forwarding:
             data = b"."
             while data:
                 data = await reader.read(CHUNK_BYTES)
+                self._num_bytes[is_answer] += len(data)
                 waiting.put_nowait((loop.time() + (self._delay if is_answer else 0.0), data))
 
 

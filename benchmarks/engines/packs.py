@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -21,7 +20,7 @@ import replaydb as rdb
 from benchmarks.bench import Bench
 from benchmarks.engines.sample import batch_size
 from benchmarks.groups import Shape, Source
-from benchmarks.object_store import object_store
+from benchmarks.object_store import counted_requests, object_store
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb.database.records import to_record
 from replaydb.packs import PayloadStore
@@ -115,7 +114,8 @@ async def _one_shape(
     side = f"put / {unverified}"
     ratio = timings.ratio("put", unverified)
     results.append(bench.result(f"{one}: {side}", ratio, "x", side=side, **facts))
-    with _requests() as requests:
+    requests: Counter[str] = Counter()
+    with counted_requests(requests):
         await put(1)
     results += [
         bench.result(f"{one}: {kind} requests of a put", times, "requests", side=kind, **facts)
@@ -126,27 +126,3 @@ async def _one_shape(
 
 async def _not_verified(*_: object) -> None:
     """Replace the verification."""
-
-
-@contextmanager
-def _requests() -> Iterator[Counter[str]]:
-    """Count requests to the service by kind. A list of up to 1000 objects is one request."""
-    counts: Counter[str] = Counter()
-    kinds = {
-        "put_async": "PUT", "list": "LIST", "head_async": "HEAD", "get_async": "GET",
-        "get_range_async": "GET",
-    }  # fmt: skip
-
-    def counted(name: str) -> Any:
-        call = getattr(obstore, name)
-
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            counts[kinds[name]] += 1
-            return call(*args, **kwargs)
-
-        return asked
-
-    with ExitStack() as stack:
-        for name in kinds:
-            stack.enter_context(patch.object(obstore, name, counted(name)))
-        yield counts

@@ -1,10 +1,11 @@
-"""Update the tables in docs/benchmarks.md and README.md, and the plots.
+"""Update the tables in docs/benchmarks.md, docs/deployment.md and README.md, and the plots.
 
 python -m benchmarks.report RESULTS.json [PEERS.json ...]
 
 Tables are written between `<!-- results: NAME -->` and `<!-- /results -->`, where NAME is a
-benchmark, "targets" (all results with a target), "machine", "peers", "peer-targets" or
-"relative-to-reverb". Tables without results in the files stay unchanged.
+benchmark, "targets" (all results with a target), "machine", "peers", "peer-targets",
+"relative-to-reverb", "fleet-needs" or "fleet-limits". Tables without results in the files stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="results, as written by --json")
     parser.add_argument(
-        "--docs", type=Path, default=DOCS, help="folder of benchmarks.md (default: %(default)s)"
+        "--docs", type=Path, default=DOCS, help="folder of the pages (default: %(default)s)"
     )
     arguments = parser.parse_args()
     findings = Findings.load(arguments.files)
-    for page in (arguments.docs / "benchmarks.md", arguments.docs.parent / "README.md"):
+    docs: Path = arguments.docs
+    for page in (docs / "benchmarks.md", docs / "deployment.md", docs.parent / "README.md"):
         page.write_text(filled(page.read_text(encoding="utf8"), findings), encoding="utf8")
     for path in draw(arguments.docs / "plots", findings):
         print(path)

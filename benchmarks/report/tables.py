@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.peers.race import loads
 from benchmarks.peers.report import BATCH, SAFETY, SIZES, SMALLEST, SPEED
+from benchmarks.report import fleet
 from benchmarks.report.findings import ENGINES, Findings
+from benchmarks.report.markdown import markdown
 from benchmarks.results import Result, number, target
 
 MARKS = {"ok": "✓", "missed": "✗", "": ""}
@@ -18,7 +20,6 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sample": (("shape", "groups"), ("side",)),
     "claim": (("shape", "groups"), ("side",)),
     "packs": (("shape", "groups"), ("side",)),
-    "fleet": (("shape", "layout"), ("load",)),
     "scale": (("call",), ("rows",)),
     "trainers": (("how", "trainers"), ("side",)),
     "step": (("prefetch",), ("side",)),
@@ -53,20 +54,8 @@ HEADINGS = {"size": "groups per put", "shape": "episodes x tokens", "how": "task
 
 def table(name: str, findings: Findings) -> list[str]:
     """Return the lines of the table of this name; none if there are no results for it."""
-    if name == "machine":
-        return _machine(findings)
-    if name == "targets":
-        return _list([one for one in findings.results.values() if one.target is not None])
-    if name == "peer-targets":
-        return _peer_targets(findings)
-    if name == "relative-to-reverb":
-        return _relative_to_reverb(findings)
-    if name == "peers":
-        lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
-        for size, columns in SIZES.items():
-            larger = _peers(findings, columns, size)
-            lines += ["", f"Groups of {size}:", "", *larger] if larger else []
-        return lines if findings.peers else []
+    if name in _TABLES:
+        return _TABLES[name](findings)
     results = findings.of(name)
     if name not in PIVOTS:
         return _list(results)
@@ -81,6 +70,18 @@ def table(name: str, findings: Findings) -> list[str]:
     return [*lines[1:], *(["", *_list(rest)] if rest else [])]
 
 
+def _all_peers(findings: Findings) -> list[str]:
+    lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
+    for size, columns in SIZES.items():
+        larger = _peers(findings, columns, size)
+        lines += ["", f"Groups of {size}:", "", *larger] if larger else []
+    return lines if findings.peers else []
+
+
+def _targets(findings: Findings) -> list[str]:
+    return _list([one for one in findings.results.values() if one.target is not None])
+
+
 def _peers(
     findings: Findings, columns: Mapping[str, Sequence[str]], size: str = SMALLEST
 ) -> list[str]:
@@ -93,7 +94,7 @@ def _peers(
             for operations in columns.values()
         ]
         rows.append([peer, *cells])
-    return _markdown(["", *(heading.replace("\n", " ") for heading in columns)], rows, left=1)
+    return markdown(["", *(heading.replace("\n", " ") for heading in columns)], rows, left=1)
 
 
 def _peer_targets(findings: Findings) -> list[str]:
@@ -118,7 +119,7 @@ def _peer_targets(findings: Findings) -> list[str]:
     for ours in dict.fromkeys(ours for ours, _, _ in PEER_TARGETS):
         rows.append(row(f"puts of {BATCH}, groups/s", ours, "dm-reverb", f"put {BATCH}", least))
     rows = [one for one in rows if any(one[1:-1])]
-    return _markdown(["", *sizes, "target"], rows, left=1)
+    return markdown(["", *sizes, "target"], rows, left=1)
 
 
 def _relative_to_reverb(findings: Findings) -> list[str]:
@@ -134,7 +135,7 @@ def _relative_to_reverb(findings: Findings) -> list[str]:
             rows.append([what, store, *cells])
     rows = [one for one in rows if any(one[2:])]
     sizes = [f"groups of {size}" for size in [SMALLEST, *SIZES]]
-    return _markdown(["relative to Reverb's server", "", *sizes], rows, left=2)
+    return markdown(["relative to Reverb's server", "", *sizes], rows, left=2)
 
 
 def _value(value: float | None) -> str:
@@ -165,7 +166,7 @@ def _list(results: Sequence[Result]) -> list[str]:
     headings = ["", *(ENGINES[one] or "no database" for one in engines), "target"]
     if not any(row[-1] for row in rows):
         headings, rows = headings[:-1], [row[:-1] for row in rows]
-    return _markdown(headings, rows, left=1)
+    return markdown(headings, rows, left=1)
 
 
 def _pivot(results: Sequence[Result], rows: Sequence[str], columns: Sequence[str]) -> list[str]:
@@ -177,7 +178,7 @@ def _pivot(results: Sequence[Result], rows: Sequence[str], columns: Sequence[str
     ]
     headings = [HEADINGS.get(name, name) for name in rows]
     headings += [", ".join(name).replace(" / ", "&nbsp;/ ") for name in names]
-    return _markdown(headings, cells, left=len(rows))
+    return markdown(headings, cells, left=len(rows))
 
 
 def _key(one: Result, names: Iterable[str]) -> tuple[str, ...]:
@@ -191,8 +192,14 @@ def _cell(one: Result | None) -> str:
     return f"{number(one.value, one.unit)} {MARKS[one.verdict]}".rstrip()
 
 
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
-    if not rows:
-        return []
-    ruler = ["---"] * left + ["--:"] * (len(headings) - left)
-    return [f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows)]
+#: Tables that are not of one benchmark, or have a form of their own.
+_TABLES: Mapping[str, Callable[[Findings], list[str]]] = {
+    "machine": _machine,
+    "targets": _targets,
+    "peers": _all_peers,
+    "peer-targets": _peer_targets,
+    "relative-to-reverb": _relative_to_reverb,
+    "fleet": fleet.costs,
+    "fleet-needs": fleet.needs,
+    "fleet-limits": fleet.limits,
+}

@@ -98,18 +98,15 @@ async def _draw(bench: Bench, trainers: list[Child], how: str) -> Run:
     bench.report(f"{len(trainers)} from {how}")
     server = await bench.databases.server_process()
     watched = [[psutil.Process(one.pid) for one in trainers], [server] if server else []]
-    then, times_then = [cpu_seconds(several) for several in watched], psutil.cpu_times()
+    then, times_then = [sum(map(cpu_seconds, several)) for several in watched], psutil.cpu_times()
     speeds = await asyncio.gather(
         *(
             one.ask("shared" if how == SHARED_TASK else f"task-{i}", bench.options.seconds)
             for i, one in enumerate(trainers)
         )
     )
-    now, times_now = [cpu_seconds(several) for several in watched], psutil.cpu_times()
-    used = [
-        sum(after[pid] - before.get(pid, 0.0) for pid in after)
-        for after, before in zip(now, then, strict=True)
-    ]
+    now, times_now = [sum(map(cpu_seconds, several)) for several in watched], psutil.cpu_times()
+    used = [after - before for after, before in zip(now, then, strict=True)]
     total = sum(times_now) - sum(times_then)
     used.append(total - _idle(times_now) + _idle(times_then))
     return Run(sum(speeds), *(one * (os.cpu_count() or 1) / total for one in used))
