@@ -8,6 +8,7 @@ calls have run before.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,26 @@ async def test_exchanges_of_a_large_draw(
     assert await exchanges(proxied_url, proxy, call, monkeypatch) == 9
 
 
+@pytest.mark.usefixtures("from_snapshots")
+@pytest.mark.parametrize(
+    ("name", "expected"), [("put of one group", 6), ("sample", 4), ("lease and ack", 8)]
+)
+async def test_exchanges_with_payloads_outside(
+    proxied_url: str,
+    proxy: Proxy,
+    tmp_path: Path,
+    name: str,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draw reads only the locations of payloads, however large these are."""
+    (tmp_path / "payloads").mkdir()
+    payloads = (tmp_path / "payloads").as_uri()
+    _, call = CALLS[name]
+    found = await exchanges(proxied_url, proxy, call, monkeypatch, payloads=payloads)
+    assert found == expected
+
+
 @pytest.mark.parametrize("how", ["true", "prepared"])
 @pytest.mark.parametrize("name", THROUGH_PGBOUNCER)
 async def test_exchanges_through_pgbouncer(
@@ -99,7 +120,14 @@ async def test_exchanges_through_pgbouncer(
     assert await exchanges(url, proxy, CALLS[name][1], monkeypatch) == expected
 
 
-async def exchanges(url: str, proxy: Proxy, call: Call, monkeypatch: pytest.MonkeyPatch) -> int:
+async def exchanges(
+    url: str,
+    proxy: Proxy,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    payloads: str | None = None,
+) -> int:
     """Return the number of exchanges of a call that has run before."""
     num_exchanges = 0
 
@@ -108,7 +136,7 @@ async def exchanges(url: str, proxy: Proxy, call: Call, monkeypatch: pytest.Monk
         num_exchanges += message.sender == "server" and message.kind in (b"Z", b"t")
         return PASS
 
-    async with Store.open(url, run="a") as store:
+    async with Store.open(url, run="a", payloads=payloads) as store:
         monkeypatch.setattr(store._database.signal, "announce", lambda: None)
         buffer = await store.buffer("math", max_staleness=4)
         await buffer.put(groups(188, version=1), cursor={"data": 1})

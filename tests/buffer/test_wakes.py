@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Queue, Store
+from replaydb.buffer import waiting
+from replaydb.database.engines.signals import Signal
 from support.groups import episode, group
 from support.other_process import other_process
 from support.wait_counter import WaitCounter
@@ -157,3 +160,40 @@ async def test_commits_of_others_are_watched_only_while_a_call_waits(
     await buffer.put(group("next"))
     await asyncio.wait_for(waiter, 20)
     assert watchers() == 0
+
+
+async def test_a_long_wait_checks_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many commits there are: after a second it has checked once per 0.1 s at most."""
+    monkeypatch.setattr(waiting, "CHECK_SHARE", 0.2)
+    monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.1)
+    signal, error, checks = Busy(), rdb.NotEnoughGroupsError(1, 0), [0.0]
+    now = asyncio.get_running_loop().time
+
+    async def never(end: float | None) -> bool:
+        checks.append(now() - begin)
+        return False
+
+    async with waiting.Waiter(signal, "math", 1.5) as waiter:
+        begin = now()
+        await waiter.wait(error, never)  # until the last attempt
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await waiter.wait(error, never)
+    pauses = [(one, after - one) for one, after in pairwise(checks[2:-1])]
+    assert all(pause >= 0.9 * min(0.2 * one, 0.1) for one, pause in pauses), pauses
+    assert signal.num_waits > 5
+
+
+class Busy(Signal):
+    """Another process commits all the time."""
+
+    num_waits = 0
+
+    async def wait(self, ticket: asyncio.Event, timeout: float) -> None:
+        self.num_waits += 1
+        await asyncio.sleep(0)
+
+    async def _watch(self) -> None:
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        raise NotImplementedError

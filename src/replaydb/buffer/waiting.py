@@ -17,6 +17,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which a waiting call is logged, once.
 LONG_WAIT_SECONDS = 30.0
+#: A call that waits checks again after at least this share of the time it has waited, and at least
+#: every `CHECK_SECONDS` if there are commits. Otherwise every commit of a fleet would make every
+#: call that waits ask the database.
+CHECK_SHARE = 0.01
+CHECK_SECONDS = 0.25
 
 #: Adds details to an error about missing groups or capacity.
 Explain = Callable[[ReplayDBError], Awaitable[None]]
@@ -59,6 +64,7 @@ class Waiter:
         self._deadline = math.inf if timeout is None else self._begin + timeout
         self._is_last = timeout == 0
         self._ticket: asyncio.Event | None = None
+        self._checked = self._begin
         self._is_logged = False
         self._listening = AsyncExitStack()
         self.end = self._deadline + GRACE_SECONDS if timeout else None
@@ -87,13 +93,20 @@ class Waiter:
             else:
                 await self._log_if_long(error)
                 await self._signal.wait(self._ticket, self._deadline - _now())
+                await asyncio.sleep(self._pause())
             self._ticket = self._signal.ticket()
-            self._is_last = _now() >= self._deadline
+            self._checked = _now()
+            self._is_last = self._checked >= self._deadline
             if self._is_last or worthwhile is None or await worthwhile(self.end):
                 return
         if self._explain is not None:
             await self._explain(error)
         raise error
+
+    def _pause(self) -> float:
+        """Return the seconds until the next check."""
+        pause = min(CHECK_SHARE * (_now() - self._begin), CHECK_SECONDS)
+        return max(0.0, min(self._checked + pause, self._deadline) - _now())
 
     async def _log_if_long(self, error: ReplayDBError) -> None:
         """Log a long wait, once."""

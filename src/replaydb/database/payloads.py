@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from replaydb.database.pruning import Pruning
 from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
-from replaydb.database.repository import groups, packs
+from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PayloadStoreRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
@@ -245,7 +245,7 @@ class Payloads:
             return []
         ids = sorted({group_id for group_id, _ in damaged})
         now = await self._database.read(
-            lambda connection: groups.payloads(self._database.backend, connection, ids), end=end
+            lambda connection: self._database.backend.read_payloads(connection, ids), end=end
         )
         return [
             part

@@ -13,7 +13,7 @@ from replaydb import codec
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import Facts, Stored
-from replaydb.database.repository import groups, rows
+from replaydb.database.repository import rows
 from replaydb.database.repository.rows import Values
 from replaydb.database.schema import payload
 from replaydb.database.transactions import Database, allowance, end_in
@@ -85,7 +85,7 @@ async def fetch(
         DatabaseError: The database cannot be read.
     """
     ids = sorted({part.group_id for part in wanted})
-    found: list[dict[str, Any]] = await read(lambda one: groups.payloads(backend, one, ids))
+    found: list[dict[str, Any]] = await read(lambda one: backend.read_payloads(one, ids))
     known = {(part.group_id, part.part): part for part in wanted}
     mine = [row for row in found if (row["group_id"], row["part"]) in known]
     end = end_in(allowance(sum(part.length or 0 for part in wanted)))

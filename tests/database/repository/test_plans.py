@@ -82,7 +82,6 @@ from replaydb.database.statements.pack import (
     begin_pack_removal,
     change_packs,
     move_member,
-    select_pack_names,
     select_removable,
     select_staying,
 )
@@ -557,12 +556,11 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"ix_draw_step"}, {"draw"},
     ),
     "select_payloads": (
-        lambda: select_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
+        lambda: select_payloads([5, 6, 7]), {}, {"pk_payload", "pk_pack"}, {"payload", "pack"},
     ),
     "release_payloads": (
         lambda: release_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
     ),
-    "select_pack_names": (lambda: select_pack_names([5, 6]), {}, {"pk_pack"}, {"pack"}),
     "change_packs": (
         change_packs, {"of_pack": 7, "parts": -1, "bytes": -100, "now": NOW},
         {"pk_pack"}, {"pack"},

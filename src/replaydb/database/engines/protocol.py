@@ -241,4 +241,7 @@ class Backend(Protocol):
         """Generate only ids after these, by table. Sequences that are past them do not change."""
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes."""
+        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes.
+
+        Those in packs have the pack's name as `pack`.
+        """

@@ -11,11 +11,12 @@ from replaydb.database.engines.sqlite_driver import EagerConnection
 from replaydb.database.expressions import among
 from replaydb.database.prepared import execute, prepared
 from replaydb.database.schema import payload
+from replaydb.database.statements.payload import NAME_OF_PACK
 from replaydb.memory import LEAST_BYTES
 
 
 def read_payloads(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the rows of `payload` of groups.
+    """Return the rows of `payload` of groups, and the names of their packs as `pack`.
 
     SQLite assembles the value of a column from its pages, and the driver then copies it. A blob is
     copied only once, from the pages to its destination. For megabytes this takes a third of the
@@ -40,4 +41,5 @@ def _select_small_payloads(ids: Any) -> Select[Any]:
         *[each for each in payload.c if each is not data],
         case((is_large, None), else_=data).label(data.name),
         case((is_large, column("rowid"))).label("rowid_if_large"),
+        NAME_OF_PACK,
     ).where(among(payload.c.group_id, ids))

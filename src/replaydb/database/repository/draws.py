@@ -202,9 +202,11 @@ class _Drawing:
         def changed(rows: Sequence[Facts]) -> list[Facts]:
             return [self._changed(row, now) if row["id"] in chosen else row for row in rows]
 
-        is_small = self._num_bytes <= backend.small_draw_bytes
+        # Of payloads in packs, only the locations are read here.
+        in_packs = buffer.row.uses_payload_store
+        is_small = in_packs or self._num_bytes <= backend.small_draw_bytes
         pipeline = pipeline_of(self._connection)
-        if pipeline is not None and is_small and not buffer.row.uses_payload_store:
+        if pipeline is not None and is_small:
             contents = Contents(is_coming=True)
 
             def receive(found: Sequence[Sequence[Any]]) -> None:
@@ -219,7 +221,7 @@ class _Drawing:
         stored = None
         if is_small:
             stored = groups.fetch_small(backend, self._connection, buffer.id, ids)
-        elif backend.has_one_connection or buffer.row.uses_payload_store:
+        elif backend.has_one_connection:
             stored = groups.fetch(backend, self._connection, buffer.id, ids)
         rows = groups.facts(self._connection, buffer.id, ids) if stored is None else stored.groups
         self.settle()

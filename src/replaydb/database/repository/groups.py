@@ -14,7 +14,7 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import Bound, execute
 from replaydb.database.reads import read_together
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
-from replaydb.database.repository import buffers, packs, tags, tasks
+from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
@@ -178,27 +178,11 @@ def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> S
         for row in rows
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
-    parts = payloads(backend, connection, [row["id"] for row in rows])
+    parts = backend.read_payloads(connection, [row["id"] for row in rows])
     texts: Sequence[Facts] = ()
     if with_text:
         texts = [row._asdict() for row in execute(connection, select_transcripts(with_text))]
     return Stored(rows, parts, texts)
-
-
-def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> Sequence[Facts]:
-    """Return the payload rows of groups. Rows of parts in packs have the pack's name as `pack`."""
-    return _with_packs(connection, backend.read_payloads(connection, ids))
-
-
-def _with_packs(connection: Connection, parts: Sequence[Facts]) -> Sequence[Facts]:
-    packed = {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}
-    if not packed:
-        return parts
-    names = packs.names(connection, packed)
-    return [
-        {**part, "pack": names.get(part["pack_id"])} if part["pack_id"] in packed else part
-        for part in parts
-    ]
 
 
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
@@ -212,12 +196,11 @@ def fetch_small(
     """Return the same as `fetch`. A server assembles it all in memory, for one round trip."""
     if connection.dialect.name != "postgresql":
         return fetch(backend, connection, buffer_id, ids)
-    found = Stored.of(read_together(connection, select_stored(buffer_id, ids)))
-    return found._replace(payloads=_with_packs(connection, found.payloads))
+    return Stored.of(read_together(connection, select_stored(buffer_id, ids)))
 
 
 def select_stored(buffer_id: int, ids: Sequence[int]) -> list[Bound[Any]]:
-    """Return the statements that select everything stored of groups; without names of packs."""
+    """Return the statements that select everything stored of groups."""
     return [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
 
 

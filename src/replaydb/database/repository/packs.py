@@ -34,7 +34,6 @@ from replaydb.database.statements.pack import (
     select_members,
     select_miscounted,
     select_mostly_dead,
-    select_pack_names,
     select_payload_store,
     select_removable,
     select_removable_total,
@@ -246,12 +245,6 @@ def unmarked_total(connection: Connection) -> Any:
 def mark_unmarked(connection: Connection, now: datetime) -> None:
     """Mark the packs of `unmarked_total` for deletion. Their grace period begins now."""
     execute(connection, mark_unused(now))
-
-
-def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
-    """Return the names of packs by id."""
-    found = execute(connection, select_pack_names(sorted(ids)))
-    return {row.id: row.name for row in found}
 
 
 def removable(connection: Connection, now: datetime, limit: int) -> Sequence[int]:

@@ -30,7 +30,6 @@ from sqlalchemy import (
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
 from replaydb.database.schema import pack, payload, payload_place
 
 #: Whether payloads may refer to a pack: its removal has not begun.
@@ -85,12 +84,6 @@ def change_packs() -> Update:
             condemned_at=_mark(left, now),
         )
     )
-
-
-@prepared
-def select_pack_names(ids: Any) -> Select[Any]:
-    """Select the ids and names of packs."""
-    return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids))
 
 
 def select_staying(ids: Sequence[int]) -> Select[Any]:

@@ -11,7 +11,12 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode, episode_group, group, payload, transcript
+from replaydb.database.schema import episode, episode_group, group, pack, payload, transcript
+
+#: Name of the pack of a part, read by the key of the pack.
+NAME_OF_PACK = (
+    select(pack.c.name).where(pack.c.id == payload.c.pack_id).scalar_subquery().label("pack")
+)
 
 
 @cache
@@ -34,8 +39,8 @@ def insert_transcripts() -> Insert:
 
 @prepared
 def select_payloads(ids: Any) -> Select[Any]:
-    """Select the payload parts of groups."""
-    return select(payload).where(among(payload.c.group_id, ids))
+    """Select the payload parts of groups. Those in packs have the pack's name as `pack`."""
+    return select(payload, NAME_OF_PACK).where(among(payload.c.group_id, ids))
 
 
 @prepared
