@@ -17,8 +17,8 @@ import psutil
 from replaydb.database import migrations
 
 URL_VARIABLE = "REPLAYDB_URL"
-#: Of a private server: enough for 32 processes.
-CONNECTIONS = 250
+#: Of a private server: enough for 64 processes.
+CONNECTIONS = 400
 
 
 class Databases:

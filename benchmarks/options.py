@@ -19,7 +19,7 @@ class Options:
         most_megabytes: Maximum amount; cases that would move more are skipped.
         file_rows: Number of groups in the file of `open`.
         trainers: Numbers of processes that draw concurrently.
-        sharers: Numbers of processes that share a task.
+        sharers: Numbers of processes that share a task, and at the end twice the largest.
         seconds: Duration of measurements over a period of time.
         rounds: Number of rounds, if a round is short.
         long_rounds: Number of rounds, if a round is long.
