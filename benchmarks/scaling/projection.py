@@ -8,9 +8,11 @@ groups:
     need = groups per second * cost of a group
     GPUs at which a resource ends = capacity / (cost of a group * groups per second of one GPU)
 
-Each put wakes every trainer rank that waits for groups, which reads how many there are:
+A put wakes every trainer rank that waits for groups, which reads how many there are. The longer it
+has waited, the less often it does so:
 
-    cores for waiting ranks = groups per second * ranks * CPU seconds of one wake-up
+    checks per second = min(groups per second, checks per second after a wait of ten seconds)
+    cores for waiting ranks = checks per second * ranks * CPU seconds of one wake-up
 
 Puts and draws of one task hold its lock one after another, for some round trips to the server:
 
@@ -41,6 +43,7 @@ class Assumptions:
         disk_bytes: Bytes per second that the disk writes.
         network_bytes: Bytes per second of the server's network in one direction.
         connections: Connections that the server accepts.
+        checks: Maximum number of checks per second of a call that has waited for ten seconds.
     """
 
     gpu_tokens: int = 2500
@@ -51,6 +54,7 @@ class Assumptions:
     disk_bytes: float = 1e9
     network_bytes: float = 3.125e9
     connections: int = 1000
+    checks: float = 10.0
 
 
 def groups_per_second(gpus: float, tokens: int, assumed: Assumptions) -> float:
@@ -82,13 +86,17 @@ def limits(group: Costs, capacity: Costs, tokens: int, assumed: Assumptions) -> 
 
 def waiting(gpus: float, wake_up: float, tokens: int, assumed: Assumptions) -> float:
     """Return the cores that the database needs while all ranks wait, beside those of the puts."""
-    return groups_per_second(gpus, tokens, assumed) * gpus / assumed.gpus_per_rank * wake_up
+    checks = min(groups_per_second(gpus, tokens, assumed), assumed.checks)
+    return checks * gpus / assumed.gpus_per_rank * wake_up
 
 
 def waiting_limit(cores: float, wake_up: float, tokens: int, assumed: Assumptions) -> float:
     """Return the number of GPUs at which waiting ranks use these cores."""
-    of_one = waiting(1, wake_up, tokens, assumed)
-    return math.sqrt(cores / of_one) if of_one else math.inf
+    if not wake_up:
+        return math.inf
+    ranks = cores / wake_up  # if each checked once per second
+    quadratic = math.sqrt(ranks * assumed.gpus_per_rank / groups_per_second(1, tokens, assumed))
+    return max(quadratic, ranks * assumed.gpus_per_rank / assumed.checks)
 
 
 def locked(seconds: Mapping[float, float], round_trip: float, cpu: float) -> float:

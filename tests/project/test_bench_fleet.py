@@ -29,6 +29,8 @@ assert found == {"CPU": 128}
 assert needs(group, 128, 16_000, assumed)["CPU"] == 20
 assert waiting(64, 0.5, 16_000, assumed) == 8 * 4 * 0.5
 assert waiting_limit(16, 0.5, 16_000, assumed) == 64
+assert waiting(640, 0.5, 16_000, assumed) == 10 * 40 * 0.5  # not 80 times a second
+assert waiting_limit(200, 0.5, 16_000, assumed) == 640
 assert locked({20.0: 1.0, 60.0: 5.0}, 2.0, 0.25) == 0.45
 """
 #: GPUs of 2,500 tokens/s, groups of 10,000 tokens, and so 16 groups/s of 64 GPUs.
@@ -62,7 +64,7 @@ for delay, seconds in zip(SLOW, (0.1, 0.3)):  # 5 round trips
 lines = table("fleet-needs", findings)
 assert len(lines) == 2 + 3, lines
 first = [
-    "S, in the database", "64", "16", "0.16 / 0.4", "0.26", "160 / 400", "0.16 / 0.4", "0.32 / 0.8",
+    "S, in the database", "64", "16", "0.16 / 0.4", "0.16", "160 / 400", "0.16 / 0.4", "0.32 / 0.8",
     "", "", "64",
 ]
 assert lines[2] == f"| {' | '.join(first)} |", lines[2]
@@ -70,7 +72,7 @@ lines = table("fleet-limits", findings)
 lock, cores, *_, waiting, connections = lines[2:]
 assert lock == "| the lock of one task | **270** |", lock
 assert cores == "| 32 cores | 13,000 |", cores
-assert waiting == "| 32 cores for waiting ranks | 720 |", waiting
+assert waiting == "| 32 cores for waiting ranks | 13,000 |", waiting
 assert connections == "| 1,000 connections | 1,000 |", connections
 assert sum("**" in line for line in lines) == 1, lines
 assert any(line == "| database: CPU | 10 ms |" for line in table("fleet", findings))

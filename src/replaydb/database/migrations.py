@@ -147,6 +147,7 @@ def alembic_options() -> dict[str, Any]:
 
 
 async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> None:
+    from alembic import command
     from alembic.util import CommandError
 
     config = _config()
@@ -159,6 +160,9 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         problem = revisions.problem_of(backend, await revisions.inspect_schema(connection))
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
+        if problem is not None or action is command.downgrade:
+            names = await connection.run_sync(lambda it: inspect(it).get_table_names())
+            await backend.lock_tables(connection, names)
         try:
             await connection.run_sync(run)
         except CommandError as error:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect, select, text
 
+from replaydb import Store
 from replaydb.database import migrations, revisions
-from replaydb.database.engines import backend_for
+from replaydb.database.engines import backend_for, postgresql
 from replaydb.database.schema import REVISIONS
 from replaydb.errors import DatabaseError, InvalidInputError
 from support.connections import transaction
+from support.groups import group
 from support.revisions import NEXT, release_next
 from support.rows import contents, fill, view_counts
 from support.snapshot import take_snapshot
@@ -25,6 +27,7 @@ REBUILD = """
 with op.batch_alter_table("episode_group", table_kwargs={"sqlite_autoincrement": True}) as batch:
     batch.alter_column("weight", existing_type=sa.Double(), nullable=%s)
 """
+ADD_COLUMN = "op.add_column('pack', sa.Column('x', sa.Integer()))"
 FORWARD, BACK = REBUILD % True, REBUILD % False
 
 
@@ -162,8 +165,9 @@ async def test_concurrent_upgrades_in_threads(empty_url: str) -> None:
 
 _PROCESS = """
 import alembic.command, asyncio, sys
+from replaydb import Store
 from replaydb.database import migrations, revisions
-from replaydb.database.engines import backend_for
+from replaydb.database.engines import backend_for, postgresql
 print("ready", flush=True)
 sys.stdin.read()
 asyncio.run(migrations.prepare(backend_for(sys.argv[1]), migrate=True))
@@ -196,3 +200,36 @@ async def test_waiting_for_another_upgrade_can_be_cancelled(empty_sqlite_url: st
             await asyncio.wait_for(migrations.upgrade(backend), 0.3)
     await migrations.upgrade(backend)
     assert await migrations.check(backend) == ()
+
+
+async def test_an_upgrade_that_waits_for_a_reader_blocks_no_other_call(
+    own_postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL lets later calls wait behind it, so it waits for a second at a time."""
+    async with Store.open(own_postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        release_next(tmp_path, monkeypatch, ADD_COLUMN)
+        async with transaction(own_postgresql_url) as reader:
+            await reader.execute(text("SELECT count(*) FROM episode_group"))
+            upgrading = asyncio.create_task(migrations.upgrade(own_postgresql_url))
+            async with asyncio.timeout(20):
+                for _ in range(4):
+                    await asyncio.sleep(0.5)
+                    await buffer.put(group())
+                    assert not upgrading.done()
+    async with asyncio.timeout(20):
+        await upgrading
+    assert await migrations.current(own_postgresql_url) == NEXT
+
+
+async def test_an_upgrade_gives_up_if_the_tables_are_always_in_use(
+    own_postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release_next(tmp_path, monkeypatch, ADD_COLUMN)
+    monkeypatch.setattr(postgresql, "LOCK_SECONDS", 0.5)
+    async with transaction(own_postgresql_url) as reader:
+        await reader.execute(text("SELECT count(*) FROM episode_group"))
+        with pytest.raises(DatabaseError, match="could not be locked in 0 s"):
+            await migrations.upgrade(own_postgresql_url)
+    assert await migrations.current(own_postgresql_url) == REVISIONS[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Connection,
     DateTime,
     ExceptionContext,
+    Select,
     Table,
     cast,
     column,
@@ -430,6 +431,35 @@ class PostgresqlBackend:
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
         await connection.execute(select(BOUND_IDLENESS, lock))
 
+    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Lock them all at once, or try again a moment later.
+
+        Calls that use a table wait behind a transaction that waits to lock it. So it waits only for
+        a second at a time, and others work meanwhile. With all locks, it cannot deadlock later.
+        """
+        tables = [one for name, one in _tables().items() if name in names]
+        if not tables:
+            return
+        end = monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                async with connection.begin_nested():
+                    await connection.execute(_lock_timeout("1s"))
+                    await connection.execute(postgresql_sql.lock_tables(tables))
+                break
+            except DBAPIError as error:
+                state = getattr(error.orig, "sqlstate", None)
+                if state not in _LOCK_FAILED:
+                    raise
+                if monotonic() > end:
+                    raise DatabaseUnavailableError(
+                        f"{self.shown}: the tables could not be locked in {LOCK_SECONDS:.0f} s, "
+                        "because other transactions use them. Nothing was changed. End long reads, "
+                        "such as exports and backups, and try again"
+                    ) from error
+            await asyncio.sleep(LOCK_PAUSE)
+        await connection.execute(_lock_timeout("0"))
+
     def share_schema(self, connection: Connection) -> None:
         """Take the same advisory lock in shared mode."""
         connection.execute(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
@@ -562,4 +592,17 @@ _SETTINGS = table("pg_settings", column("name"))
 _LIFT_LIMITS = select(func.set_config(_SETTINGS.c.name, "0", True)).where(
     _SETTINGS.c.name.in_(["statement_timeout", "transaction_timeout"])
 )
+#: How long a migration tries to lock the tables, in seconds.
+LOCK_SECONDS = 600.0
+#: Pause in seconds between two attempts, for the calls that wait behind it.
+LOCK_PAUSE = 0.5
+#: SQLSTATE of a lock that was not granted in time, and of a deadlock.
+_LOCK_FAILED = {"55P03", "40P01"}
+
+
+def _lock_timeout(value: str) -> Select[str]:
+    """Set `lock_timeout` until the transaction ends."""
+    return select(func.set_config("lock_timeout", value, True))
+
+
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))

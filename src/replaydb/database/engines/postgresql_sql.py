@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Table
@@ -42,6 +43,19 @@ class rewrite_table(ExecutableDDLElement):
 @compiles(rewrite_table, "postgresql")
 def _compile_rewrite_table(element: rewrite_table, compiler: DDLCompiler, **kw: Any) -> str:
     return f"VACUUM (FULL, ANALYZE) {compiler.preparer.format_table(element.table)}"
+
+
+class lock_tables(ExecutableDDLElement):
+    """Lock tables against all other transactions until this one ends."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = tables
+
+
+@compiles(lock_tables, "postgresql")
+def _compile_lock_tables(element: lock_tables, compiler: DDLCompiler, **kw: Any) -> str:
+    names = ", ".join(compiler.preparer.format_table(table) for table in element.tables)
+    return f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"
 
 
 @compiles(among, "postgresql")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -191,6 +191,13 @@ class Backend(Protocol):
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Let only one migration run until the transaction ends."""
+
+    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Lock tables before they are changed, without blocking others while this waits.
+
+        Raises:
+            DatabaseUnavailableError: Other transactions use them all the time.
+        """
 
     def share_schema(self, connection: Connection) -> None:
         """Block `lock_schema` of other transactions until the transaction ends."""

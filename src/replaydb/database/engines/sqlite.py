@@ -9,7 +9,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -284,6 +284,9 @@ class SqliteBackend:
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Do nothing: BEGIN IMMEDIATE excludes other writers."""
+
+    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Do nothing: BEGIN IMMEDIATE excludes other writers, and readers have snapshots."""
 
     def share_schema(self, connection: Connection) -> None:
         """Do nothing: a write transaction excludes other writers."""
