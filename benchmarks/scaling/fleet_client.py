@@ -80,7 +80,7 @@ class Client:
 
 
 async def _serve(url: str, shape: Shape) -> None:
-    async with rdb.Store.open(url, pool_size=1) as store:
+    async with rdb.Store.open(url, pool_size=1, payload_cache=0) as store:
         once = await store.buffer(DRAWN_ONCE, create=False)
         again = await store.buffer(DRAWN_AGAIN, create=False)
         client = Client(once, again, Source(shape, variety=2))
