@@ -123,7 +123,18 @@ def test_arrays_and_episodes_give_the_same_group(
     assert bytes(encode(made.parts[0])) == bytes(encode(expected.parts[0]))
 
 
-def test_values_of_episodes() -> None:
+OF_GROUP: dict[str, Any] = {
+    "prompt_uid": "p",
+    "priority": 2,
+    "tags": {"level": 1},
+    "expected_episodes": 4,
+    "prompt": "1 + 1 =",
+    "extras": {"picture": np.zeros(3, np.uint8)},
+    "group_uid": "one",
+}
+
+
+def test_values_of_episodes_and_of_the_group() -> None:
     made = EpisodeGroup.from_arrays(
         "math",
         token_ids=[1, 2, 3, 4, 5],
@@ -136,13 +147,7 @@ def test_values_of_episodes() -> None:
         episode_extras={"image": np.arange(4, dtype=">i2").reshape(2, 2)},
         metadata=[None, {"turn": 1}],
         texts=["1 + 1 = 2", None],
-        prompt_uid="p",
-        priority=2,
-        tags={"level": 1},
-        expected_episodes=4,
-        prompt="1 + 1 =",
-        extras={"picture": np.zeros(3, np.uint8)},
-        group_uid="one",
+        **OF_GROUP,
     )
     assert made == EpisodeGroup(
         "math",
@@ -165,13 +170,7 @@ def test_values_of_episodes() -> None:
                 metadata={"turn": 1},
             ),
         ],
-        prompt_uid="p",
-        priority=2,
-        tags={"level": 1},
-        expected_episodes=4,
-        prompt="1 + 1 =",
-        extras={"picture": np.zeros(3, np.uint8)},
-        group_uid="one",
+        **OF_GROUP,
     )
     assert [one.prompt_length for one in made.episodes] == [1, 2]
     assert made.texts == ["1 + 1 = 2", None]

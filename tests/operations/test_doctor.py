@@ -305,9 +305,14 @@ async def test_a_pooler_and_the_parameter_of_the_url(
     assert subjects == {"pooler"} if mode == "transaction" else "tables" in subjects
 
 
-async def test_a_url_that_names_a_pooler_which_is_not_there(postgresql_url: str) -> None:
-    (found,) = await _about(f"{postgresql_url}&pgbouncer=true", "pooler")
+@pytest.mark.parametrize("given", ["true", "prepared"])
+async def test_a_url_that_names_a_pooler_which_is_not_there(
+    postgresql_url: str, given: str
+) -> None:
+    (found,) = await _about(f"{postgresql_url}&pgbouncer={given}", "pooler")
     assert (found.level, "to the server itself" in found.text) == ("warning", True)
+    assert found.text.startswith(f"pgbouncer={given}, but")
+    assert f"pgbouncer={given}" in (found.fix or "")
 
 
 async def test_an_index_that_was_never_finished(own_postgresql_url: str) -> None:

@@ -195,7 +195,7 @@ def _autovacuum(connection: Connection, settings: dict[str, str]) -> Iterator[Fi
         yield Finding("bad", "autovacuum", f"{name} is off: tables grow {cost}", fix)
     without = connection.execute(_NOT_VACUUMED, {"tables": _TABLES}).scalars().all()
     if without:
-        found = f"autovacuum_enabled is off for {', '.join(without)}: it grows {cost}"
+        found = f"autovacuum_enabled is off for {', '.join(without)}: these grow {cost}"
         fix = f"ALTER TABLE {without[0]} RESET (autovacuum_enabled), and the same for each"
         yield Finding("bad", "autovacuum", found, fix)
     if not off and not without:

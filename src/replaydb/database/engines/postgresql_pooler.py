@@ -29,18 +29,20 @@ async def finding(url: PostgresqlURL) -> Finding:
         return Finding(
             "bad",
             "pooler",
-            "connections lead through a pooler of transactions, but the URL does not say so: "
-            "settings and prepared statements of a call affect others",
+            "connections lead through a pooler that pools transactions, but the URL has no "
+            "parameter `pgbouncer`: settings and prepared statements of a call affect others",
             "add pgbouncer=true to the URL; the other checks did not run",
         )
     if pooled != "transactions" and url.through_pgbouncer:
+        given = "prepared" if url.prepares else "true"
         found = "through a pooler of sessions" if pooled == "sessions" else "to the server itself"
         return Finding(
             "warning",
             "pooler",
-            f"pgbouncer=true, but connections lead {found}: calls take more round trips than they "
-            "need, and waiting calls are not notified",
-            "remove pgbouncer=true from the URL, or connect to a PgBouncer that pools transactions",
+            f"pgbouncer={given}, but connections lead {found}: calls take more round trips than "
+            "they need, and waiting calls are not notified",
+            f"remove pgbouncer={given} from the URL, or connect to a PgBouncer that pools "
+            "transactions",
         )
     if pooled == "nothing":
         return Finding("good", "pooler", "none: connections lead to the server itself")
