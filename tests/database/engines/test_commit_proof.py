@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -19,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.engines import backend_for, postgresql_commits
+from replaydb.database.engines import backend_for, postgresql, postgresql_commits, postgresql_limits
 from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
 from replaydb.database.schema import commit_proof
 from support.connections import transaction
@@ -134,6 +136,31 @@ async def test_commits_whose_rows_may_be_deleted_are_not_required(
         known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
         async with engine.connect() as connection:
             assert await postgresql_commits.prove(connection, known) is is_there
+
+
+async def test_commits_after_a_snapshot_are_not_required(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement that sets the limits of a long read takes its snapshot."""
+    loop, set_limits = asyncio.get_running_loop(), postgresql_limits.set_limits
+    has_snapshot, has_committed = asyncio.Event(), threading.Event()
+
+    async def set_limits_and_wait(*args: Any, is_local: bool) -> None:
+        await set_limits(*args, is_local=is_local)
+        if is_local:
+            loop.call_soon_threadsafe(has_snapshot.set)
+            await asyncio.to_thread(has_committed.wait, 30)
+
+    async with Store.open(postgresql_url, run="test") as store:
+        buffer = await store.buffer("math")
+        monkeypatch.setattr(postgresql, "set_limits", set_limits_and_wait)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+            reading = calls.create_task(buffer.find())
+            await has_snapshot.wait()
+            await buffer.put(group())
+            has_committed.set()
+        assert len(reading.result()) == 0
+        assert len(await buffer.find()) == 1
 
 
 async def test_rows_of_old_connections_are_deleted(postgresql_url: str) -> None:

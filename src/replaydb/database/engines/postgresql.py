@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 from sqlalchemy import (
@@ -44,7 +45,7 @@ from replaydb.database.engines import (
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect, read_types
 from replaydb.database.engines.loop_thread import LoopThread
-from replaydb.database.engines.postgresql_commits import Acknowledged, Transaction
+from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
 from replaydb.database.engines.postgresql_limits import (
     BOUND_IDLENESS,
     IDLE_IN_TRANSACTION_SECONDS,
@@ -196,6 +197,7 @@ class PostgresqlBackend:
         url, is_reader = self._url, postgresql_commits.is_reader(connection)
         options = connection.sync_engine.get_execution_options()
         is_single = options.get("isolation_level") == "AUTOCOMMIT"
+        earlier = self._acknowledged.newest  # later commits may be missing from the snapshot
         async with asyncio.timeout_at(end):
             seconds = end - asyncio.get_running_loop().time()
             is_long = seconds > ORDINARY_SECONDS and not is_single
@@ -206,14 +208,14 @@ class PostgresqlBackend:
                 is_local=is_long or url.through_pgbouncer,
             )
             if is_reader:
-                await self._check(connection)
+                await self._check(connection, earlier)
         if not is_reader:
             await connection.execution_options(**{PIPELINE: Pipeline()})
 
-    async def _check(self, connection: AsyncConnection) -> None:
-        """Raise if the server has lost commits."""
+    async def _check(self, connection: AsyncConnection, earlier: Mapping[UUID, Commit]) -> None:
+        """Raise if the server has lost commits that were acknowledged before the snapshot."""
         has_all = await postgresql_commits.has_all(
-            connection, self._acknowledged, through_pgbouncer=self._url.through_pgbouncer
+            connection, earlier, through_pgbouncer=self._url.through_pgbouncer
         )
         if not has_all:
             raise self._has_lost_commits()
@@ -276,7 +278,7 @@ class PostgresqlBackend:
         try:
             async with asyncio.timeout_at(end):
                 await connection.rollback()
-                await self._check(connection)
+                await self._check(connection, self._acknowledged.newest)
         except DatabaseReplacedError as lost:
             raise lost from error
         except Exception:  # the first error matters more

@@ -140,14 +140,16 @@ async def prove(connection: AsyncConnection, acknowledged: Acknowledged) -> bool
 
 
 async def has_all(
-    connection: AsyncConnection, acknowledged: Acknowledged, *, through_pgbouncer: bool = False
+    connection: AsyncConnection,
+    earlier: Mapping[UUID, Commit],
+    *,
+    through_pgbouncer: bool = False,
 ) -> bool:
-    """Return whether the server has all acknowledged commits.
+    """Return whether the server has the commits that were acknowledged earlier.
 
     True also if all of them are so old that their rows may have been deleted. A connection that
     does not lead through PgBouncer is asked about the same commits only once.
     """
-    earlier = acknowledged.newest
     if not earlier:  # a read-only role may not be allowed to read `commit_proof`
         return True
     if not through_pgbouncer and _is_known_to_have(connection, earlier):
