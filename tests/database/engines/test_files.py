@@ -8,7 +8,9 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import replaydb as rdb
 from replaydb import Store, operations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.sqlite import SqliteBackend
+from replaydb.database.engines.sqlite_file import DatabaseFile
 from support.groups import group
 from support.users import without_root
 
@@ -224,3 +227,18 @@ async def test_a_change_of_the_current_folder(
         monkeypatch.chdir(tmp_path / "other")
         await buffer.put(group())
         assert len(await buffer.sample(1)) == 1
+
+
+def test_processes_that_create_one_file_wait_for_each_other(sqlite_url: str) -> None:
+    """SQLite itself returns SQLITE_BUSY at once if two connections turn on WAL."""
+    folder, together = path_of(sqlite_url).parent, threading.Barrier(4)
+    pragmas = ["PRAGMA page_size = 16384", "PRAGMA journal_mode = WAL"]
+
+    def create(_: int) -> None:
+        for number in range(200):
+            file = DatabaseFile(folder / f"{number}.db", read_only=False)
+            together.wait(10)
+            file.connect(pragmas, timeout=30, create=True).close()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(create, range(4))) == [None] * 4

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from replaydb.database.engines.sqlite_guard import GuardedConnection, check_usable
@@ -20,6 +23,8 @@ from replaydb.errors import (
 
 #: At most this many files are named in an error.
 _SHOWN_FILES = 5
+#: Pause in seconds between attempts to configure a file that another connection configures.
+_LONGEST_PAUSE = 0.005
 
 
 class DatabaseFile:
@@ -64,7 +69,7 @@ class DatabaseFile:
             if self.is_read_only:
                 connection = self._readable(connection, timeout)
             for pragma in pragmas:
-                row = connection.execute(pragma).fetchone()
+                row = _when_free(connection, pragma, timeout)
                 if "journal_mode" in pragma and row != ("wal",):
                     raise NotSupportedError(
                         f"{self.path}: this filesystem does not support write-ahead logging; use a "
@@ -190,6 +195,23 @@ class DatabaseFile:
             return connection
         self.is_immutable = True
         return self._opened("mode=ro&immutable=1", timeout)
+
+
+def _when_free(connection: sqlite3.Connection, pragma: str, timeout: float) -> Any:
+    """Run a pragma and return its row. Wait for other connections up to `timeout` seconds.
+
+    SQLite itself does not wait if two connections change the journal mode of a new file: the locks
+    that they have could be a deadlock.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return connection.execute(pragma).fetchone()
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorname.startswith("SQLITE_BUSY")
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311
 
 
 def _unusable(path: Path, error: OSError) -> DatabaseUnavailableError:
