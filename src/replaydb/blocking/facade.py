@@ -188,10 +188,25 @@ class Lease(_Managed):
         return self._wrapped.ttl
 
     @property
+    def ids(self) -> list[int]:
+        """Ids of the groups when the lease was taken or opened, in the order of the draw [n]."""
+        return self._wrapped.ids
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Number of tokens of each of these groups, prompts included [n]."""
+        return self._wrapped.num_tokens
+
+    @property
     def batch(self) -> Batch:
         """The groups of the lease when it was taken or opened."""
         return self._wrapped.batch
 
+    @functools.wraps(buffer.Lease.shards)
+    def shards(self, world_size: int, *, even: bool = True) -> list[list[int]]:  # noqa: D102
+        return self._wrapped.shards(world_size, even=even)
+
+    shard = _blocking(buffer.Lease.shard)
     ack = _blocking(buffer.Lease.ack)
     nack = _blocking(buffer.Lease.nack)
     fail = _blocking(buffer.Lease.fail)
@@ -285,8 +300,8 @@ class Buffer(_Facade):
         """The policy version that this object last read: a cached value, which may be out of date.
 
         It is read when the buffer is opened and by every call that changes the buffer (`put`,
-        `sample`, `lease`, `advance_policy`), not when another process advances the policy. The
-        current version is `buffer.stats(totals=False).policy_version`.
+        `sample`, `lease`, `advance_policy`), not when another process advances the policy. A
+        process that only observes calls `refresh`.
         """
         return self._wrapped.policy_version
 
@@ -313,7 +328,9 @@ class Buffer(_Facade):
     peek = _blocking(buffer.Buffer.peek)
     prompts = _blocking(buffer.Buffer.prompts)
     put = _blocking(buffer.Buffer.put)
+    read_lease = _blocking(buffer.Buffer.read_lease)
     redraw = _blocking(buffer.Buffer.redraw)
+    refresh = _blocking(buffer.Buffer.refresh)
     sample = _blocking(buffer.Buffer.sample)
     stats = _blocking(buffer.Buffer.stats)
     steps = _blocking(buffer.Buffer.steps)

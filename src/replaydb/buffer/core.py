@@ -17,14 +17,15 @@ from replaydb.database import filters
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
-from replaydb.database.repository import aging, buffers, maintenance
+from replaydb.database.repository import aging, buffers, maintenance, tasks
 from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope, UnfinishedMaintenanceError
 from replaydb.database.repository.locking import behind_locked, tasks_locked
+from replaydb.database.repository.policy import Advance
 from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
-from replaydb.database.transactions import Database, allowance, end_in
+from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     DatabaseError,
@@ -87,10 +88,23 @@ class BufferCore:
         """The policy version that this object last read: a cached value, which may be out of date.
 
         It is read when the buffer is opened and by every call that changes the buffer (`put`,
-        `sample`, `lease`, `advance_policy`), not when another process advances the policy. The
-        current version is `(await buffer.stats(totals=False)).policy_version`.
+        `sample`, `lease`, `advance_policy`), not when another process advances the policy. A
+        process that only observes calls `refresh`.
         """
         return self._row.policy_version
+
+    async def refresh(self) -> int:
+        """Read the policy version and the settings of the buffer again.
+
+        Returns:
+            The current policy version, like `policy_version` afterwards.
+        """
+        self._set_row(
+            await self._database.read(
+                lambda connection: buffers.state(connection, self.id, self.name), single=True
+            )
+        )
+        return self.policy_version
 
     def _set_row(self, row: BufferRow) -> None:
         """Cache the buffer's row as it was just read."""
@@ -231,6 +245,24 @@ class BufferCore:
             size = aging.next_size(size, seconds)
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
         self._database.signal.announce()
+
+    async def _advance(self, work: Callable[[Connection, Scope], Advance]) -> int:
+        """Run `work`, which advances the policy, and update the rows of all groups.
+
+        Returns:
+            The number of groups that expired.
+        """
+        end = end_in(BULK_SECONDS)
+        done = await self._write(work, end)
+        self._set_row(done.row)
+        self._database.signal.announce()
+        after = done.after
+        if done.is_behind:
+            await self._follow_policy(end)
+            after, _ = await self._database.read(
+                lambda connection: aging.progress(tasks.read(connection, self.id).values()), end=end
+            )
+        return after - done.before
 
     async def _decoded(self, stored: Stored, end: float) -> Decoded:
         """Decode stored groups. Payloads outside the database are read first."""

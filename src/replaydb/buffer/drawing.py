@@ -196,6 +196,8 @@ class Drawing(BufferCore):
         try:
             found, stored = await self._transact(work, transact, end)
             self._database.signal.announce()
+            if not request.loads:
+                return Result(Batch([]), found, {})
             if found.contents.stored is None:
                 found = replace(found, contents=Contents(found.contents.rows, stored))
             return await self._delivered(found, end or end_in(allowance(found.num_bytes)))
@@ -292,7 +294,7 @@ class Result:
     """The result of a draw.
 
     Attributes:
-        batch: The groups that could be read.
+        batch: The groups that could be read; empty if the request does not load them.
         drawn: The draw.
         damaged: Why each other group could not be read, by id.
     """

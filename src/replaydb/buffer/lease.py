@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from sqlalchemy import Connection
 
 from replaydb import checks
+from replaydb.batch.balancing import balanced
 from replaydb.batch.batch import Batch
-from replaydb.buffer.core import BufferCore
 from replaydb.cancellation import run_to_completion
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
@@ -24,6 +25,9 @@ from replaydb.errors import (
     StoreClosedError,
 )
 from replaydb.tracing import traced
+
+if TYPE_CHECKING:
+    from replaydb.buffer.leasing import Leasing
 
 #: How often the heartbeat extends a lease within its ttl, and how often it tries within its ttl
 #: while the database fails, so that the lease is extended soon after a short outage.
@@ -42,21 +46,116 @@ class Lease:
         id: Id of the lease, at least 1. An empty lease has the id 0: it is not stored, does not
             expire, and ending it changes nothing.
         ttl: Duration in seconds from the last extension.
-        batch: The groups of the lease when it was taken or opened.
+        ids: Ids of the groups when the lease was taken or opened, in the order of the draw [n].
+        num_tokens: Number of tokens of each of these groups, prompts included [n].
     """
 
-    def __init__(self, buffer: BufferCore, lease_id: int, ttl: float, batch: Batch) -> None:
+    def __init__(
+        self,
+        buffer: Leasing,
+        lease_id: int,
+        ttl: float,
+        num_tokens: Mapping[int, int],
+        batch: Batch | None,
+    ) -> None:
         self._buffer = buffer
-        self._leased = set(batch.ids)
+        self._batch = batch
+        self._leased = set(num_tokens)
+        self._given: set[int] = set()
+        self._world_size: int | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._extending = asyncio.Lock()
         self._extended = asyncio.Event()
         self.id = lease_id
         self.ttl = ttl
-        self.batch = batch
+        self.ids = list(num_tokens)
+        self.num_tokens = list(num_tokens.values())
 
     def __repr__(self) -> str:
-        return f"Lease(id={self.id}, {len(self._leased)} of {len(self.batch)} groups leased)"
+        return f"Lease(id={self.id}, {len(self._leased)} of {len(self.ids)} groups leased)"
+
+    @property
+    def batch(self) -> Batch:
+        """The groups of the lease when it was taken or opened.
+
+        Raises:
+            InvalidInputError: The lease was taken or opened with `load=False`.
+        """
+        if self._batch is None:
+            raise InvalidInputError(
+                "load", "True to use lease.batch; lease.shard reads a part of the groups", False
+            )
+        return self._batch
+
+    def shards(self, world_size: int, *, even: bool = True) -> list[list[int]]:
+        """Divide the groups among the ranks of a trainer, with similar numbers of tokens.
+
+        Args:
+            world_size: Number of ranks.
+            even: Whether all ranks must get the same number of groups. With False, the numbers
+                differ by at most 1.
+
+        Returns:
+            Ids of the groups of each rank, in the order of the draw [world_size]. They depend only
+            on `ids` and `num_tokens`.
+
+        Raises:
+            InvalidInputError: An argument is invalid, or `even` and `world_size` does not divide
+                the number of groups.
+        """
+        size = checks.whole_number("world_size", world_size, least=1)
+        if checks.flag("even", even) and len(self.ids) % size:
+            expected = f"a divisor of {len(self.ids)}, the number of groups (or even=False)"
+            raise InvalidInputError("world_size", expected, size)
+        parts = balanced(self.num_tokens, size, even=even)
+        return [[self.ids[at] for at in part] for part in parts]
+
+    async def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batch:
+        """Return the groups of one rank: those of `shards(world_size)[rank]`.
+
+        If the lease was taken or opened with `load=False`, only their payloads are read. Each rank
+        can be requested once. The lease stays one: `ack` acknowledges the groups of all ranks.
+
+        Args:
+            rank: Index of the rank, less than `world_size`.
+            world_size: Number of ranks.
+            even: As for `shards`.
+
+        Returns:
+            The groups, with the probabilities and weights of the draw (NaN if they were not loaded
+            and the buffer does not record draws).
+
+        Raises:
+            LeaseExpiredError: The lease has expired or ended, or one of the groups has left it.
+            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
+                `failed`, and the others are still leased.
+            InvalidInputError: An argument is invalid, as for `shards`; or this rank, or another
+                `world_size`, was requested before.
+        """
+        parts = self.shards(world_size, even=even)
+        mine = checks.whole_number("rank", rank)
+        if mine >= len(parts):
+            raise InvalidInputError("rank", f"less than world_size, {len(parts)}", mine)
+        if self._world_size not in (None, len(parts)):
+            expected = f"{self._world_size}, as for the other shards of this lease"
+            raise InvalidInputError("world_size", expected, len(parts))
+        if mine in self._given:
+            raise InvalidInputError("rank", "one whose shard was not requested before", mine)
+        batch = await self._part(parts[mine])
+        self._world_size = len(parts)
+        self._given.add(mine)
+        return batch
+
+    async def _part(self, ids: Collection[int]) -> Batch:
+        if self._batch is None:
+            return await self._buffer.read_lease(self.id, ids)
+        wanted = np.isin(self.ids, list(ids))
+        return Batch(
+            [one for one in self._batch if one.id in ids],
+            self._batch.probabilities[wanted],
+            self._batch.weights[wanted],
+            self._batch.draw_id,
+        )
 
     async def __aenter__(self) -> Self:
         if self.id:
@@ -86,7 +185,11 @@ class Lease:
             await self.nack(reason=_storable(f"{type(error).__name__}: {error}"))
 
     async def ack(
-        self, ids: Iterable[int] | None = None, *, cursor: Mapping[str, Any] | None = None
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        advance_policy: int | None = None,
     ) -> None:
         """Acknowledge groups as used: archive them, or return them if `on_ack="return"`.
 
@@ -94,24 +197,17 @@ class Lease:
             ids: Ids of the groups. Default: all that are still leased.
             cursor: JSON values by name, written in the same transaction, for example the last
                 checkpointed step. `Buffer.cursor` reads them.
+            advance_policy: New policy version, set in the same transaction. See
+                `Buffer.advance_policy`.
 
         Raises:
             LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
                 Nothing was changed.
-            InvalidInputError: An argument is invalid.
+            InvalidInputError: An argument is invalid, or the policy cannot be advanced to this
+                version: see `Buffer.advance_policy`. Nothing was changed.
         """
         chosen = self._chosen(ids)
-        cursors = checks.cursors("cursor", cursor)
-        if not (self.id or cursors):
-            return
-
-        def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, self.id, chosen) as buffer:
-                if self.id:
-                    leases.ack(buffer, self.id, chosen)
-                buffer.cursors |= cursors
-
-        await self._buffer._write(work)
+        await self._buffer._ack(self.id, chosen, cursor, advance_policy)
         self._released(chosen)
 
     async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:

@@ -6,17 +6,22 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
+from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import leases
 from replaydb.database.repository.draw_request import Drawn, LeaseTerms
-from replaydb.database.repository.locked import Scope
-from replaydb.database.repository.locking import lease_locked
+from replaydb.database.repository.locked import LockedBuffer, Scope
+from replaydb.database.repository.locking import buffer_locked, lease_locked
+from replaydb.database.repository.policy import Advance, advance
+from replaydb.database.statements.lease import select_leased
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
@@ -46,6 +51,7 @@ class Leasing(Drawing):
         step: int | None = None,
         timeout: float | None = 0,
         at_least: int | None = None,
+        load: bool = True,
     ) -> Opening[Lease]:
         """Lease groups exclusively until they are acked or released, or the lease expires.
 
@@ -80,6 +86,8 @@ class Leasing(Drawing):
             at_least: Smallest acceptable batch: lease between `at_least` and `n` groups as soon as
                 `at_least` are eligible. Default: `n`. With 0 the call does not wait for groups, and
                 the lease may be empty.
+            load: Whether to read the groups. With False, the lease has only their ids and lengths,
+                and ranks of a trainer read their own groups with `Lease.shard` or `read_lease`.
 
         Returns:
             An object to await or to enter with `async with`, both of which give a `Lease`. Nothing
@@ -105,15 +113,16 @@ class Leasing(Drawing):
             draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step),
             statuses=tuple(GroupStatus(status) for status in sorted(chosen)),
             lease=LeaseTerms(checks.name("owner", name), seconds),
+            loads=checks.flag("load", load),
         )
         wait = checks.seconds("timeout", timeout)
 
         async def opened() -> Lease:
-            return await self._lease_of(await self._draw(request, wait), seconds)
+            return await self._lease_of(await self._draw(request, wait), seconds, request.loads)
 
         return Opening(opened)
 
-    def open_lease(self, lease_id: int, *, ttl: float) -> Opening[Lease]:
+    def open_lease(self, lease_id: int, *, ttl: float, load: bool = True) -> Opening[Lease]:
         """Resume a lease by its id, for example after the process that took it was killed.
 
         The lease is extended to `ttl` seconds from now. Its batch has the groups that are still
@@ -127,6 +136,7 @@ class Leasing(Drawing):
         Args:
             lease_id: Id of the lease, from `Lease.id` or `leases`.
             ttl: Duration of the lease in seconds, from now and from each extension.
+            load: Whether to read the groups: see `lease`.
 
         Returns:
             An object to await or to enter with `async with`, as from `lease`.
@@ -139,24 +149,68 @@ class Leasing(Drawing):
             InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("lease_id", lease_id)
-        seconds = checks.duration("ttl", ttl)
+        seconds, loads = checks.duration("ttl", ttl), checks.flag("load", load)
 
         def extend(connection: Connection, scope: Scope) -> None:
             now = scope.backend.now(connection)
             leases.extend(connection, self.id, number, now, seconds)
 
-        def read(connection: Connection) -> Drawn:
-            return leases.fetch_leased(self._database.backend, connection, self.id, number)
+        def list_groups(connection: Connection) -> Mapping[int, int]:
+            found = leases.members(self._database.backend, connection, self.id, number)
+            return {row.group_id: row.num_tokens for row in found}
 
         async def opened() -> Lease:
             await self._write(extend)
-            end = end_in(BULK_SECONDS)
-            drawn = await self._database.read(read, end=end)
-            return await self._lease_of(await self._delivered(drawn, end), seconds)
+            if loads:
+                result = await self._leased(number, None, end_in(BULK_SECONDS))
+                return await self._lease_of(result, seconds, loads)
+            num_tokens = await self._read(list_groups)
+            return Lease(self, number, seconds, num_tokens, None)
 
         return Opening(opened)
 
-    async def ack(self, lease_id: int) -> None:
+    async def read_lease(self, lease_id: int, ids: Iterable[int] | None = None) -> Batch:
+        """Read groups of a lease that any process has, without extending or sharing it.
+
+        Ranks of a trainer use it to read the groups that the rank with the lease assigned to them.
+
+        Args:
+            lease_id: Id of the lease, from `Lease.id` or `leases`.
+            ids: Ids of groups of the lease. Default: all.
+
+        Returns:
+            The groups, in the order of their draw, as in `open_lease`.
+
+        Raises:
+            LeaseExpiredError: The lease has expired, has ended, is not of this buffer, or does not
+                have one of the groups.
+            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
+                `failed`. `error.batch` has the others, which are still leased.
+            InvalidInputError: An argument is invalid.
+        """
+        number = checks.whole_number("lease_id", lease_id)
+        wanted = checks.optional(checks.ids, "ids", ids)
+        if wanted == []:
+            return Batch([])
+        result = await self._leased(number, wanted, end_in(BULK_SECONDS))
+        result.raise_if_damaged()
+        return result.batch
+
+    async def _leased(self, lease_id: int, ids: list[int] | None, end: float) -> Result:
+        """Read groups of a lease."""
+
+        def read(connection: Connection) -> Drawn:
+            return leases.fetch_leased(self._database.backend, connection, self.id, lease_id, ids)
+
+        return await self._delivered(await self._database.read(read, end=end), end)
+
+    async def ack(
+        self,
+        lease_id: int,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        advance_policy: int | None = None,
+    ) -> None:
         """Acknowledge all groups of a lease by its id, without loading its batch.
 
         Use it to acknowledge groups later, for example at the next checkpoint, without keeping
@@ -165,20 +219,50 @@ class Leasing(Drawing):
 
         Args:
             lease_id: Id of the lease, from `Lease.id` or `leases`.
+            cursor: JSON values by name, written in the same transaction. `cursor` reads them.
+            advance_policy: New policy version, set in the same transaction. See `advance_policy`.
 
         Raises:
             LeaseExpiredError: The lease has expired, has ended, or is not of this buffer. Nothing
                 was changed.
-            InvalidInputError: An argument is invalid.
+            InvalidInputError: An argument is invalid, or the policy cannot be advanced to this
+                version. Nothing was changed.
         """
-        number = checks.whole_number("lease_id", lease_id)
+        await self._ack(checks.whole_number("lease_id", lease_id), None, cursor, advance_policy)
+
+    async def _ack(
+        self,
+        lease_id: int,
+        ids: list[int] | None,
+        cursor: Mapping[str, Any] | None,
+        advance_policy: int | None,
+    ) -> None:
+        """Acknowledge groups of a lease; None: all. There are none if its id is 0."""
+        cursors = checks.cursors("cursor", cursor)
+        version = checks.optional(
+            checks.whole_number, "advance_policy", advance_policy, most=checks.INT32[1]
+        )
+
+        def settle(buffer: LockedBuffer) -> None:
+            if lease_id:
+                leases.ack(buffer, lease_id, ids)
+            buffer.cursors |= cursors
 
         def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, number) as buffer:
-                leases.ack(buffer, number, None)
+            with lease_locked(connection, scope, lease_id, ids) as buffer:
+                settle(buffer)
 
-        await self._write(work)
-        self._database.signal.announce()
+        def work_and_advance(version: int, connection: Connection, scope: Scope) -> Advance:
+            reads = [select_leased(self.id, lease_id, ids)]
+            with buffer_locked(connection, scope, reads=reads) as buffer:
+                settle(buffer)  # first: the staleness of archived groups is that of their step
+                return advance(buffer, version)
+
+        if version is not None:
+            await self._advance(partial(work_and_advance, version))
+        elif lease_id or cursors:
+            await self._write(work)
+            self._database.signal.announce()
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
         """End a lease and release its groups now, whichever process has it.
@@ -209,13 +293,20 @@ class Leasing(Drawing):
         self._database.signal.announce()
         return ids
 
-    async def _lease_of(self, result: Result, ttl: float) -> Lease:
+    async def _lease_of(self, result: Result, ttl: float, is_loaded: bool) -> Lease:
         if result.damaged:
             reason = "other groups of the batch were damaged"
             await self._release_undelivered(result.drawn, ttl, reason)
         result.raise_if_damaged()
-        lease_id = result.drawn.lease_id or 0  # 0: an empty lease
-        return Lease(self, lease_id, ttl, result.batch)
+        drawn = result.drawn
+        num_tokens = {row["id"]: row["num_tokens"] for row in drawn.contents.rows}
+        return Lease(
+            self,
+            drawn.lease_id or 0,  # 0: an empty lease
+            ttl,
+            {one: num_tokens[one] for one in drawn.ids},
+            result.batch if is_loaded else None,
+        )
 
     async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:
         """Return the active leases with their groups.

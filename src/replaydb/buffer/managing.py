@@ -17,11 +17,11 @@ from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
 from replaydb.database.prepared import execute
 from replaydb.database.records import PUTTABLE
-from replaydb.database.repository import aging, buffers, groups, tags, tasks, transitions
+from replaydb.database.repository import buffers, groups, tags, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
-from replaydb.database.repository.policy import advance, apply_settings
+from replaydb.database.repository.policy import Advance, advance, apply_settings
 from replaydb.database.repository.updates import Update, apply
 from replaydb.database.statements.episode_group import select_scalars_by_id
 from replaydb.database.transactions import BULK_SECONDS, end_in
@@ -204,22 +204,11 @@ class Managing(Inspecting):
         number = checks.whole_number("version", version, most=checks.INT32[1])
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
-        def work(connection: Connection, scope: Scope) -> tuple[int, int, bool, BufferRow]:
+        def work(connection: Connection, scope: Scope) -> Advance:
             with buffer_locked(connection, scope) as buffer:
-                before = advance(buffer, number, rewind=rewind, take_over=take_over)
-                after, behind = aging.progress(buffer.task_states.values())
-                return before, after, behind, buffer.row
+                return advance(buffer, number, rewind=rewind, take_over=take_over)
 
-        end = end_in(BULK_SECONDS)
-        before, after, behind, row = await self._write(work, end)
-        self._set_row(row)
-        self._database.signal.announce()
-        if behind:
-            await self._follow_policy(end)
-            after, _ = await self._database.read(
-                lambda connection: aging.progress(tasks.read(connection, self.id).values()), end=end
-            )
-        return after - before
+        return await self._advance(work)
 
     async def update_settings(
         self, settings: BufferSettings | None = None, **changes: Unpack[SettingsChanges]

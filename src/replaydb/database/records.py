@@ -291,12 +291,12 @@ class Stored(NamedTuple):
     """Rows of groups, of their payloads and of their transcripts."""
 
     groups: Sequence[Facts]
-    payloads: Sequence[Facts]
-    transcripts: Sequence[Facts]
+    payloads: Sequence[Facts] = ()
+    transcripts: Sequence[Facts] = ()
 
     @classmethod
     def of(cls, found: Iterable[Iterable[Any]]) -> Self:
-        """Return what three statements selected: groups, payloads, transcripts."""
+        """Return what up to three statements selected: groups, payloads, transcripts."""
         return cls(*([row._asdict() for row in rows] for rows in found))
 
 

@@ -5,11 +5,13 @@ critics      token-level advantages from a value function (GAE), for PPO
 importance   importance ratios, staleness masks, off-policy statistics of a step
 priorities   scores for `Buffer.put(priority=...)` and `Buffer.update_priorities`
 replacement  replacement of zero-variance groups by replay
+balancing    division of groups among ranks
 dataset      a `torch.utils.data.IterableDataset`; not imported here, as it imports torch
 prometheus   Prometheus collectors (extra `replaydb[prometheus]`); not imported here
 """
 
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch.balancing import balanced
 from replaydb.episodes.merging import MergedRow, MergeReport, merge_turns
 from replaydb.publishing import publish
 from replaydb.replacement import Replacement, replace_uninformative
@@ -24,6 +26,7 @@ __all__ = [
     "Replacement",
     "SplitBatch",
     "advantages",
+    "balanced",
     "gae",
     "importance",
     "merge_turns",

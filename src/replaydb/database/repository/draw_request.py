@@ -58,6 +58,7 @@ class DrawRequest:
         step: The trainer step that the batch is for.
         statuses: Statuses to draw from.
         lease: Terms of the lease on the groups; None: they are not leased.
+        loads: Whether the groups are read, or only their rows.
     """
 
     quotas: tuple[Quota, ...]
@@ -66,6 +67,7 @@ class DrawRequest:
     step: int | None = None
     statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
     lease: LeaseTerms | None = None
+    loads: bool = True
 
     @property
     def is_claim(self) -> bool:
@@ -123,7 +125,8 @@ class Contents:
 
     Attributes:
         rows: Their rows after the draw, in any order.
-        stored: Everything stored of them; None if it is still to be read.
+        stored: Everything stored of them; None if it is still to be read. Without payloads and
+            transcripts if the request does not load them.
         is_coming: Whether all of this is read by the last statement of the transaction.
     """
 

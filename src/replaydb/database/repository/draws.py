@@ -203,8 +203,9 @@ class _Drawing:
             return [self._changed(row, now) if row["id"] in chosen else row for row in rows]
 
         # Of payloads in packs, only the locations are read here.
+        only_rows = not self._request.loads
         in_packs = buffer.row.uses_payload_store
-        is_small = in_packs or self._num_bytes <= backend.small_draw_bytes
+        is_small = only_rows or in_packs or self._num_bytes <= backend.small_draw_bytes
         pipeline = pipeline_of(self._connection)
         if pipeline is not None and is_small:
             contents = Contents(is_coming=True)
@@ -214,12 +215,14 @@ class _Drawing:
                 contents.rows = changed(stored.groups)
                 contents.stored = stored._replace(groups=contents.rows)
 
-            reads = groups.select_stored(buffer.id, ids)
+            reads = groups.select_stored(buffer.id, ids, only_rows=only_rows)
             pipeline.read_later(self._connection, LaterReads(reads, receive))
             self.settle()
             return contents
         stored = None
-        if is_small:
+        if only_rows:
+            stored = Stored(groups.facts(self._connection, buffer.id, ids))
+        elif is_small:
             stored = groups.fetch_small(backend, self._connection, buffer.id, ids)
         elif backend.has_one_connection:
             stored = groups.fetch(backend, self._connection, buffer.id, ids)

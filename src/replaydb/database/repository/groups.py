@@ -199,8 +199,12 @@ def fetch_small(
     return Stored.of(read_together(connection, select_stored(buffer_id, ids)))
 
 
-def select_stored(buffer_id: int, ids: Sequence[int]) -> list[Bound[Any]]:
-    """Return the statements that select everything stored of groups."""
+def select_stored(
+    buffer_id: int, ids: Sequence[int], *, only_rows: bool = False
+) -> list[Bound[Any]]:
+    """Return the statements that select everything stored of groups, or only their rows."""
+    if only_rows:
+        return [select_facts(buffer_id, ids)]
     return [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
 
 

@@ -79,8 +79,10 @@ def list_leases(
     ]
 
 
-def fetch_leased(backend: Backend, connection: Connection, buffer_id: int, lease_id: int) -> Drawn:
-    """Return the groups of a lease and everything stored of them, in the order of their draw.
+def members(
+    backend: Backend, connection: Connection, buffer_id: int, lease_id: int
+) -> Sequence[Any]:
+    """Return a row for each group of a lease, in the order of their draw.
 
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
@@ -88,19 +90,39 @@ def fetch_leased(backend: Backend, connection: Connection, buffer_id: int, lease
     found = execute(connection, select_leases(buffer_id, backend.now(connection), lease_id))
     if not found:
         raise LeaseExpiredError(lease_id)
-    members = [row for row in found if row.group_id is not None]
-    stored = groups.fetch(backend, connection, buffer_id, [row.group_id for row in members])
+    return [row for row in found if row.group_id is not None]
+
+
+def fetch_leased(
+    backend: Backend,
+    connection: Connection,
+    buffer_id: int,
+    lease_id: int,
+    ids: Sequence[int] | None = None,
+) -> Drawn:
+    """Return groups of a lease (None: all) and everything stored of them, in their draw's order.
+
+    Raises:
+        LeaseExpiredError: It is over, does not hold one of the ids, or is not of the buffer.
+    """
+    found = members(backend, connection, buffer_id, lease_id)
+    if ids is not None:
+        wanted = set(ids)
+        found = [row for row in found if row.group_id in wanted]
+        if lost := wanted - {row.group_id for row in found}:
+            raise LeaseExpiredError(lease_id, sorted(lost))
+    stored = groups.fetch(backend, connection, buffer_id, [row.group_id for row in found])
     rows = {row["id"]: row for row in stored.groups}
-    mine = [rows[row.group_id] for row in members]
+    mine = [rows[row.group_id] for row in found]
     return Drawn(
         [row["id"] for row in mine],
         [row["task_name"] for row in mine],
         [row["staleness"] for row in mine],
         [row["times_replaced"] for row in mine],
-        np.array([row.probability for row in members], np.float64),  # None becomes NaN
-        np.array([row.weight for row in members], np.float64),
+        np.array([row.probability for row in found], np.float64),  # None becomes NaN
+        np.array([row.weight for row in found], np.float64),
         contents=Contents(stored.groups, stored),
-        draw_id=found[0].draw_id,
+        draw_id=found[0].draw_id if found else None,
         lease_id=lease_id,
     )
 

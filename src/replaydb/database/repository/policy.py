@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaydb.database.prepared import execute
@@ -23,11 +23,27 @@ from replaydb.errors import InvalidInputError, InvalidSettingsError
 AT_ONCE = 1000
 
 
-def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool) -> int:
-    """Set the policy version. The rows of live groups are updated in steps: see `aging`.
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What an advance of the policy has done in its first transaction.
 
-    Returns:
-        The number of groups that had ever expired before this call.
+    Attributes:
+        row: The row of the buffer.
+        before: The number of groups that had ever expired before it.
+        after: The number of groups that have ever expired since.
+        is_behind: Whether the rows of some groups are still to be updated.
+    """
+
+    row: BufferRow
+    before: int
+    after: int
+    is_behind: bool
+
+
+def advance(
+    buffer: LockedBuffer, version: int, *, rewind: bool = False, take_over: bool = False
+) -> Advance:
+    """Set the policy version. The rows of live groups are updated in steps: see `aging`.
 
     Raises:
         InvalidInputError: The buffer follows another lineage, or the version is lower than the
@@ -50,9 +66,9 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
     lineage = run.lineage or row.policy_lineage
     values = {"policy_version": version, "policy_lineage": lineage}
     buffers.save(buffer.connection, buffer.id, values)
-    num_outdated = sum(task.num_outdated for task in buffer.task_states.values())
+    before, is_behind = aging.progress(buffer.task_states.values())
     if (version, lineage) == (row.policy_version, row.policy_lineage):
-        return num_outdated
+        return Advance(row, before, before, is_behind)
     if lineage is not None and lineage != row.policy_lineage:
         for statement in relate_versions(buffer.id, lineage, version):
             execute(buffer.connection, statement)
@@ -67,7 +83,8 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     aging.mark(buffer)
     aging.step(buffer, AT_ONCE)
-    return num_outdated
+    after, is_behind = aging.progress(buffer.task_states.values())
+    return Advance(buffer.row, before, after, is_behind)
 
 
 def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRow:

@@ -48,6 +48,7 @@ _FACTS = (
     group.priority,
     group.num_episodes,
     group.expected_episodes,
+    group.num_tokens,
     group.num_bytes,
     group.times_sampled,
     group.attempts,

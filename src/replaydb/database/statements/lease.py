@@ -56,6 +56,7 @@ def select_leases(
         select(
             lease,
             group.id.label("group_id"),
+            group.num_tokens,
             drawn.draw_id,
             drawn.probability,
             drawn.weight,
