@@ -202,8 +202,8 @@ class Lease(_Managed):
         """The groups of the lease when it was taken or opened."""
         return self._wrapped.batch
 
-    @functools.wraps(buffer.Lease.shards)
-    def shards(self, world_size: int, *, even: bool = True) -> list[list[int]]:  # noqa: D102
+    def shards(self, world_size: int, *, even: bool = True) -> list[list[int]]:
+        """Divide the groups among the ranks of a trainer, as `replaydb.Lease.shards` does."""
         return self._wrapped.shards(world_size, even=even)
 
     shard = _blocking(buffer.Lease.shard)

@@ -1,0 +1,321 @@
+"""Leases that all ranks of a `torch.distributed` trainer share. Each rank reads its own groups."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+from sqlalchemy import ColumnElement
+
+from replaydb import blocking, checks
+from replaydb.batch.batch import Batch
+from replaydb.errors import InvalidInputError
+from replaydb.policies import Fifo, SamplingPolicy
+
+T = TypeVar("T")
+
+
+class ShardedBuffer:
+    """A buffer whose leases are divided among the ranks of a trainer.
+
+    Each process creates one from a blocking buffer of its own, and all of them make the same calls
+    in the same order. The first rank of the process group makes the leases, extends and ends them.
+    The ranks exchange ids and other small values through the process group. They read payloads from
+    the store, each only those of its own groups.
+
+    All calls are collective: if one rank fails in a call, all of them raise its error.
+
+    Attributes:
+        shard: Index of the part that this process reads.
+        num_shards: Number of parts.
+    """
+
+    def __init__(
+        self,
+        buffer: blocking.Buffer,
+        *,
+        shard: int | None = None,
+        num_shards: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        owner: str | None = None,
+    ) -> None:
+        """Compare the arguments of all ranks.
+
+        Args:
+            buffer: The buffer, of a store that this process has opened.
+            shard: Index of the part that this process reads. Default: its rank in `group`. Ranks of
+                one tensor, pipeline or context parallel group must read the same part: pass the
+                data parallel rank.
+            num_shards: Number of parts, such as the data parallel size. Default: size of `group`.
+            group: Process group of all these ranks. Default: the default group; without
+                `torch.distributed`, this process alone.
+            owner: Owner of the leases, which must be unique among trainers of the buffer and the
+                same after a restart. Default: name of the run of the store.
+
+        Raises:
+            InvalidInputError: On every rank, if an argument of one is invalid, a part belongs to no
+                rank or to more ranks than another, or the ranks do not agree.
+        """
+        self._group = group
+        is_distributed = dist.is_available() and dist.is_initialized()
+        self._rank = dist.get_rank(group) if is_distributed else 0
+        self._size = dist.get_world_size(group) if is_distributed else 1
+        self._buffer = buffer
+        self._may_resume = True
+
+        def checked() -> tuple[int, int, str]:
+            checks.instance("buffer", buffer, blocking.Buffer)
+            if (shard is None) != (num_shards is None):
+                raise InvalidInputError("shard", "both shard and num_shards, or neither", shard)
+            mine = checks.whole_number("shard", self._rank if shard is None else shard)
+            size = self._size if num_shards is None else num_shards
+            if mine >= checks.whole_number("num_shards", size, least=1):
+                raise InvalidInputError("shard", f"less than num_shards, {size}", mine)
+            return mine, size, buffer.run if owner is None else checks.name("owner", owner)
+
+        given = self._on_all(checked)
+        self.shard, self.num_shards, self._owner = *given[self._rank][:2], given[0][2]
+        _agreed("num_shards", [size for _, size, _ in given])
+        ranks = Counter(part for part, _, _ in given)
+        if len(ranks) < self.num_shards or len(set(ranks.values())) > 1:
+            raise InvalidInputError(
+                "shard",
+                f"each of 0 to {self.num_shards - 1} on equally many ranks",
+                f"{[part for part, _, _ in given]} on ranks 0 to {self._size - 1}",
+            )
+
+    def __repr__(self) -> str:
+        return f"ShardedBuffer({self._buffer.name!r}, shard {self.shard} of {self.num_shards})"
+
+    @contextmanager
+    def lease(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy = Fifo(),
+        *,
+        ttl: float,
+        step: int,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+        at_least: int | None = None,
+        even: bool = True,
+    ) -> Iterator[ShardedLease]:
+        """Lease the groups of a step, once for all ranks, and read those of this rank.
+
+        If an earlier process with the same owner leased groups for the same step and did not end
+        this lease, it is resumed, also with another number of ranks. At the end of the block the
+        groups are acked, unless `ShardedLease.ack` was called; if the block of the first rank
+        raised, they are nacked.
+
+        Args:
+            n: Number of groups of all ranks together, or `{task: number}`.
+            policy: Sampling strategy, see `Buffer.lease`.
+            ttl: Duration of the lease in seconds. The first rank extends it until the block ends.
+            step: Trainer step of the batch, the same on all ranks.
+            tasks: Name or names of the tasks to draw from. Default: all tasks.
+            where: Condition over `replaydb.col` that groups must meet.
+            max_staleness: Maximum staleness of the groups, in policy versions.
+            runs: Name or names of runs: lease only groups that they put. Default: all runs.
+            timeout: Seconds to wait until enough groups are eligible. None (default) waits
+                indefinitely. The process group may have a time limit of its own.
+            at_least: Smallest acceptable number of groups. Default: `n`.
+            even: Whether all parts must have the same number of groups. With False, the numbers
+                differ by at most 1.
+
+        Yields:
+            The lease, with the groups of this rank.
+
+        Raises:
+            NotEnoughGroupsError: Too few groups were eligible until `timeout`.
+            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
+                `failed`, and the others were released.
+            InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
+                and `num_shards` does not divide the number of groups. No group stays leased.
+        """
+        number = self._agreed("step", lambda: checks.whole_number("step", step))
+        leased: blocking.Lease | None = None  # on the first rank
+        with ExitStack() as stack:
+
+            def take() -> _Assigned:
+                nonlocal leased
+                opened = self._interrupted(number, ttl)
+                if opened is None:
+                    opened = self._buffer.lease(
+                        n, policy, ttl=ttl, owner=self._owner, tasks=tasks, where=where,
+                        max_staleness=max_staleness, runs=runs, step=number, timeout=timeout,
+                        at_least=at_least, load=False,
+                    )  # fmt: skip
+                leased = stack.enter_context(opened)
+                try:
+                    parts = opened.shards(self.num_shards, even=even)
+                except InvalidInputError:
+                    opened.fail([], reason="the groups cannot be divided among the ranks")
+                    raise
+                return _Assigned(opened.id, parts, self._buffer.policy_version)
+
+            found = self._on_first(take)
+            ids = found.parts[self.shard]
+            try:
+                batch = self._if_all(lambda: self._buffer.read_lease(found.lease_id, ids))
+            except Exception:
+                if leased is not None:
+                    leased.fail([], reason="a rank could not read its groups")
+                raise
+            shared = ShardedLease(self, leased, number, found, batch)
+            yield shared
+            if not shared.has_ended:
+                shared.ack()
+
+    def _interrupted(self, step: int, ttl: float) -> blocking.Lease | None:
+        """Resume the lease that an earlier process took for a step."""
+        if not self._may_resume:
+            return None
+        self._may_resume = False
+        for one in self._buffer.leases():
+            if (one.owner, one.step) == (self._owner, step):
+                return self._buffer.open_lease(one.id, ttl=ttl, load=False)
+        return None
+
+    def _agreed(self, field: str, call: Callable[[], T]) -> T:
+        """Return what a call returns on every rank; raise if it is not the same on all."""
+        return _agreed(field, self._on_all(call))
+
+    def _on_first(self, call: Callable[[], T]) -> T:
+        """Make a call on the first rank. All ranks return its result or raise its error."""
+        result, error = _tried(call) if self._rank == 0 else (None, None)
+        if self._size > 1:
+            sent = [(result, _portable(error))]
+            first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
+            dist.broadcast_object_list(sent, first, group=self._group)
+            if self._rank:
+                [(result, error)] = sent
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def _on_all(self, call: Callable[[], T]) -> list[T]:
+        """Make a call on every rank. All return the results of all, or raise the first error."""
+        result, error = _tried(call)
+        results = self._gathered((result, _portable(error)))
+        _raise_first(error, results)
+        return [one for one, _ in results]  # type: ignore[misc]  # none has failed
+
+    def _if_all(self, call: Callable[[], T]) -> T:
+        """Make a call on every rank. Each returns its own result if none has failed."""
+        result, error = _tried(call)
+        _raise_first(error, self._gathered((None, _portable(error))))
+        return result  # type: ignore[return-value]
+
+    def _gathered(self, mine: T) -> list[T]:
+        if self._size == 1:
+            return [mine]
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+
+class ShardedLease:
+    """Groups that all ranks of a trainer have leased, of which this rank has its part.
+
+    Get it from `ShardedBuffer.lease`.
+
+    Attributes:
+        id: Id of the lease.
+        step: Trainer step that it is for.
+        policy_version: Policy version of the buffer when the lease was taken or resumed.
+        batch: The groups of this rank, with the probabilities and weights of the whole draw.
+        has_ended: Whether the groups were acked.
+    """
+
+    def __init__(
+        self,
+        buffer: ShardedBuffer,
+        lease: blocking.Lease | None,
+        step: int,
+        assigned: _Assigned,
+        batch: Batch,
+    ) -> None:
+        self._buffer = buffer
+        self._lease = lease
+        self.id = assigned.lease_id
+        self.step = step
+        self.policy_version = assigned.policy_version
+        self.batch = batch
+        self.has_ended = False
+
+    def __repr__(self) -> str:
+        return f"ShardedLease(id={self.id}, step={self.step}, ids={self.batch.ids})"
+
+    def ack(
+        self, *, cursor: Mapping[str, Any] | None = None, advance_policy: int | None = None
+    ) -> None:
+        """Acknowledge the groups of all ranks, when all have called this. One transaction.
+
+        Args:
+            cursor: JSON values by name, written in the same transaction, such as the step of the
+                checkpoint that contains these groups. The same on all ranks.
+            advance_policy: New policy version, set in the same transaction. The same on all ranks.
+
+        Raises:
+            LeaseExpiredError: The lease has expired or ended. Nothing was changed.
+            InvalidInputError: An argument is invalid or not the same on all ranks. Nothing was
+                changed.
+        """
+        given = {"lease": self.id, "cursor": cursor, "advance_policy": advance_policy}
+        self._buffer._agreed("ack", lambda: given)
+
+        def settle() -> None:
+            assert self._lease is not None  # noqa: S101 - this is the first rank
+            self._lease.ack(cursor=cursor, advance_policy=advance_policy)
+
+        self._buffer._on_first(settle)
+        self.has_ended = True
+
+
+class _Assigned(NamedTuple):
+    """What the first rank tells the others of a lease: its id, and the ids of each part."""
+
+    lease_id: int
+    parts: list[list[int]]
+    policy_version: int
+
+
+def _agreed(field: str, values: list[T]) -> T:
+    first = values[0]
+    if any(one != first for one in values):
+        raise InvalidInputError(field, "the same on all ranks", values)
+    return first
+
+
+def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error as it is sent to other ranks, without the groups that were read."""
+    sent = copy.copy(error)
+    if getattr(sent, "batch", None) is not None:
+        vars(sent)["batch"] = None
+    try:
+        pickle.dumps(sent)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return sent
+
+
+def _raise_first(mine: Exception | None, results: list[tuple[Any, Exception | None]]) -> None:
+    """Raise this rank's own error, or else that of the first rank that has one."""
+    for error in (mine, *(one for _, one in results)):
+        if error is not None:
+            raise error

@@ -1,0 +1,162 @@
+"""Processes that `torch.distributed` connects, and calls that each of them makes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from replaydb import Batch, blocking
+from replaydb.training.dataset import ReplayDataset
+from replaydb.training.distributed import ShardedBuffer
+
+
+class Ranks:
+    """Connected processes, which make calls when they are told to."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        self._pipes = pipes
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call `function(rank, *arguments)` on every rank. Return the results, or the errors."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        return [pipe.recv() for pipe in self._pipes if pipe.poll(60)]
+
+
+@contextmanager
+def running_ranks(count: int, folder: Path) -> Iterator[Ranks]:
+    """Start processes and connect them. They end when the block does."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = zip(*(context.Pipe() for _ in range(count)), strict=True)
+    launcher = context.Process(target=_launch, args=(theirs, folder / "rendezvous"))
+    launcher.start()
+    for pipe in theirs:
+        pipe.close()
+    try:
+        yield Ranks(list(mine))
+    finally:
+        for pipe in mine:
+            pipe.close()
+        launcher.join(10)
+        launcher.kill()
+
+
+def _launch(pipes: tuple[Connection, ...], rendezvous: Path) -> None:
+    """Fork the processes, which have then imported torch."""
+    fork = multiprocessing.get_context("fork")
+    processes = [
+        fork.Process(target=_serve, args=(pipes, rank, rendezvous), daemon=True)
+        for rank in range(len(pipes))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def _serve(pipes: tuple[Connection, ...], rank: int, rendezvous: Path) -> None:
+    for other in pipes[:rank] + pipes[rank + 1 :]:
+        other.close()
+    pipe = pipes[rank]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=len(pipes))
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # the test has ended
+            return
+        try:
+            pipe.send(function(rank, *arguments))
+        except Exception as error:
+            pipe.send(error)
+
+
+@contextmanager
+def _sharded(url: str, **options: Any) -> Iterator[ShardedBuffer]:
+    with blocking.Store.open(url, run="grpo") as store:
+        yield ShardedBuffer(store.buffer("math", create=False), **options)
+
+
+def train(rank: int, url: str, steps: list[int], n: int, options: dict[str, Any]) -> list[Any]:
+    """Take steps. Return the ids, policy version and draw of each."""
+    done = []
+    with _sharded(url) as buffer:
+        for step in steps:
+            with buffer.lease(n, ttl=60, step=step, **{"timeout": 5, **options}) as lease:
+                done.append((lease.batch.ids, lease.policy_version, lease.batch.draw_id))
+                lease.ack(cursor={"step": step + 1}, advance_policy=step + 1)
+    return done
+
+
+def leave(rank: int, url: str, n: int) -> list[int]:
+    """Take a step without an explicit ack."""
+    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=5) as lease:
+        return lease.batch.ids
+
+
+def fail(rank: int, url: str, failing: int) -> None:
+    """Fail on one rank within a step, which the others leave too."""
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5):
+        raise RuntimeError("out of memory" if rank == failing else "another rank has failed")
+
+
+def abandon(rank: int, url: str, step: int) -> list[int]:
+    """Take groups for a step, and end like a process that is killed: without a call."""
+    with blocking.Store.open(url, run="grpo") as store:
+        buffer = ShardedBuffer(store.buffer("math", create=False))
+        leased = buffer.lease(8, ttl=600, step=step, timeout=5)
+        ids = leased.__enter__().batch.ids
+        _kept.append(leased)
+    return ids
+
+
+_kept: list[Any] = []
+
+
+def step_of_each(rank: int, url: str, steps: list[int]) -> None:
+    """Ask for another step on every rank."""
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=steps[rank], timeout=5):
+        pass
+
+
+def ack_of_each(rank: int, url: str, versions: list[int]) -> None:
+    """Ack with another policy version on every rank."""
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+        lease.ack(advance_policy=versions[rank])
+
+
+def mesh(rank: int, url: str, shards: list[int], num_shards: list[int]) -> list[int]:
+    """Take a step on a mesh. Return the ids that this rank reads."""
+    with (
+        _sharded(url, shard=shards[rank], num_shards=num_shards[rank]) as buffer,
+        buffer.lease(4, ttl=60, step=0, timeout=5) as lease,
+    ):
+        return lease.batch.ids
+
+
+def subgroup(rank: int, url: str) -> list[int]:
+    """Take a step on the last two ranks only."""
+    group = dist.new_group([2, 3])
+    if rank < 2:
+        return []
+    with (
+        _sharded(url, group=group) as buffer,
+        buffer.lease(4, ttl=60, step=0, timeout=5) as lease,
+    ):
+        return lease.batch.ids
+
+
+def ids_of(batch: Batch) -> list[int]:
+    return batch.ids
+
+
+def iterate(rank: int, url: str, options: dict[str, Any]) -> list[list[int]]:
+    """Iterate over a dataset."""
+    return list(ReplayDataset(url=url, buffer="math", collate=ids_of, run="grpo", **options))

@@ -1,0 +1,182 @@
+"""Leases shared by four processes that `torch.distributed` connects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import blocking
+from replaydb.training.distributed import ShardedBuffer
+from support import ranks as calls
+from support.damage import damage
+from support.groups import groups, long_group
+from support.ranks import Ranks, running_ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with running_ranks(4, tmp_path_factory.mktemp("ranks")) as running:
+        yield running
+
+
+@pytest.fixture
+def buffer(url: str) -> Iterator[blocking.Buffer]:
+    """A buffer of eight groups of 1 to 8 thousand tokens."""
+    with blocking.Store.open(url, run="generator") as store:
+        made = store.buffer("math")
+        made.put([long_group(f"g{n}", 1000 * n) for n in range(1, 9)])
+        yield made
+
+
+def test_every_group_is_trained_on_by_one_rank(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    of_ranks = ranks.call(calls.train, url, [0, 1], 4, {})
+    for at, step in enumerate(zip(*of_ranks, strict=True)):
+        ids, versions, draws = zip(*step, strict=True)
+        assert sorted(chain(*ids)) == [4 * at + n for n in range(1, 5)]
+        assert versions == (at,) * 4
+        assert len(set(draws)) == 1
+    assert buffer.count(statuses="archived") == 8
+    assert (buffer.refresh(), buffer.cursor("step")) == (2, 2)
+    assert [(one.step, one.outcomes) for one in buffer.draws()] == [
+        (1, ("acked",) * 4),
+        (0, ("acked",) * 4),
+    ]
+
+
+def test_token_counts_are_balanced(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    found = ranks.call(calls.leave, url, 8)
+    assert sorted(found) == [[1, 8], [2, 7], [3, 6], [4, 5]]
+    assert buffer.count(statuses="archived") == 8
+
+
+def test_groups_that_cannot_be_divided(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    for error in ranks.call(calls.train, url, [0], 6, {}):
+        assert isinstance(error, rdb.InvalidInputError)
+        assert str(error).startswith("world_size: expected a divisor of 6, the number of groups")
+    assert buffer.count(statuses="completed") == 8
+    found = ranks.call(calls.train, url, [0], 6, {"even": False})
+    assert sorted(len(ids) for [(ids, _, _)] in found) == [1, 1, 2, 2]
+
+
+def test_too_few_groups(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    for error in ranks.call(calls.train, url, [0], 12, {"timeout": 0}):
+        assert isinstance(error, rdb.NotEnoughGroupsError)
+        assert (error.wanted, error.available) == (12, 8)
+
+
+def test_a_world_of_another_size_resumes_the_lease_of_its_step(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    """The groups of a step that was interrupted are trained on in the repeated step."""
+    before = ranks.call(calls.abandon, url, 3)
+    assert buffer.count(statuses="leased") == 8
+    with blocking.Store.open(url, run="grpo") as store:
+        alone = ShardedBuffer(store.buffer("math", create=False))
+        with alone.lease(8, ttl=60, step=3, timeout=0) as lease:
+            assert sorted(lease.batch.ids) == sorted(chain(*before))
+            lease.ack(cursor={"step": 4})
+        with pytest.raises(rdb.NotEnoughGroupsError), alone.lease(8, ttl=60, step=4, timeout=0):
+            pass
+    assert buffer.count(statuses="archived") == 8
+    assert len(buffer.draws()) == 1
+
+
+def test_a_step_of_another_trainer_is_not_resumed(url: str, buffer: blocking.Buffer) -> None:
+    buffer.lease(4, ttl=60, owner="other", step=0)
+    with blocking.Store.open(url, run="grpo") as store:
+        alone = ShardedBuffer(store.buffer("math", create=False))
+        with alone.lease(4, ttl=60, step=0) as lease:
+            assert lease.batch.ids == [5, 6, 7, 8]
+
+
+def test_the_first_rank_nacks_a_step_that_fails(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    errors = ranks.call(calls.fail, url, 0)
+    assert [str(one) for one in errors] == ["out of memory"] + ["another rank has failed"] * 3
+    assert {one.status_reason for one in buffer.find([1, 2, 3, 4])} == {
+        "RuntimeError: out of memory"
+    }
+    assert buffer.leases() == []
+
+
+def test_damaged_groups_fail_on_all_ranks(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    asyncio.run(damage(url, 2))
+    for error in ranks.call(calls.train, url, [0], 4, {}):
+        assert isinstance(error, rdb.CorruptPayloadError)
+        assert error.group_ids == (2,)
+    assert [one.id for one in buffer.find(statuses="failed")] == [2]
+    assert {one.attempts for one in buffer.find()} == {0}
+    assert buffer.leases() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [(calls.step_of_each, r"step: expected the same on all ranks, got \[0, 0, 1, 0\]"),
+     (calls.ack_of_each, "ack: expected the same on all ranks, got")],
+)  # fmt: skip
+def test_ranks_that_do_not_agree(
+    ranks: Ranks, buffer: blocking.Buffer, url: str, call: Any, message: str
+) -> None:
+    for error in ranks.call(call, url, [0, 0, 1, 0]):
+        with pytest.raises(rdb.InvalidInputError, match=message):
+            raise error
+    assert (buffer.leases(), buffer.count(statuses="completed")) == ([], 8)
+    assert buffer.refresh() == 0
+
+
+def test_ranks_of_a_mesh(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    """Two data parallel ranks of two tensor parallel ranks each."""
+    found = ranks.call(calls.mesh, url, [0, 0, 1, 1], [2] * 4)
+    assert found[0] == found[1] != found[2] == found[3]
+    assert sorted(found[0] + found[2]) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("shards", "num_shards", "message"),
+    [([0, 1, 1, 1], [2] * 4, "shard: expected each of 0 to 1 on equally many ranks, got"),
+     ([0, 1, 2, 2], [4] * 4, "shard: expected each of 0 to 3 on equally many ranks, got"),
+     ([0, 1, 2, 3], [4, 4, 4, 3], "shard: expected less than num_shards, 3, got 3"),
+     ([0, 1, 2, 3], [4, 4, 4, 5], "num_shards: expected the same on all ranks"),
+     ([0, 1, 2, -1], [4] * 4, "shard: expected an integer >= 0, got -1")],
+)  # fmt: skip
+def test_wrong_ranks(
+    ranks: Ranks,
+    buffer: blocking.Buffer,
+    url: str,
+    shards: list[int],
+    num_shards: list[int],
+    message: str,
+) -> None:
+    for error in ranks.call(calls.mesh, url, shards, num_shards):
+        with pytest.raises(rdb.InvalidInputError, match=message):
+            raise error
+    assert buffer.draws() == []
+
+
+def test_a_process_group_of_some_ranks(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    assert sorted(ranks.call(calls.subgroup, url)) == [[], [], [1, 4], [2, 3]]
+
+
+def test_one_process_without_torch_distributed(url: str) -> None:
+    with blocking.Store.open(url, run="grpo") as store:
+        buffer = store.buffer("math")
+        buffer.put(groups(4))
+        alone = ShardedBuffer(buffer)
+        assert repr(alone) == "ShardedBuffer('math', shard 0 of 1)"
+        with alone.lease(4, ttl=60, step=0) as lease:
+            assert repr(lease) == f"ShardedLease(id={lease.id}, step=0, ids=[1, 2, 3, 4])"
+            with pytest.raises(rdb.InvalidInputError, match="advance_policy"):
+                lease.ack(advance_policy=-1)
+        assert lease.has_ended
+        with pytest.raises(rdb.InvalidInputError, match="buffer: expected"):
+            ShardedBuffer("math")  # type: ignore[arg-type]
+        with pytest.raises(rdb.InvalidInputError, match="shard: expected both"):
+            ShardedBuffer(buffer, shard=0)
