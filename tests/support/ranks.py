@@ -95,6 +95,15 @@ def train(rank: int, url: str, steps: list[int], n: int, options: dict[str, Any]
     return done
 
 
+def sample(
+    rank: int, url: str, n: int, options: dict[str, Any]
+) -> tuple[list[int], int | None, list[float]]:
+    """Sample. Return the ids, the draw and the weights of the groups that this rank reads."""
+    with _sharded(url) as buffer:
+        batch = buffer.sample(n, step=5, timeout=5, **options)
+        return batch.ids, batch.draw_id, batch.weights.tolist()
+
+
 def leave(rank: int, url: str, n: int) -> list[int]:
     """Take a step without an explicit ack."""
     with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=5) as lease:

@@ -8,9 +8,11 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import replaydb as rdb
 from replaydb import blocking
+from replaydb.training.dataset import ReplayDataset
 from replaydb.training.distributed import ShardedBuffer
 from support import ranks as calls
 from support.damage import damage
@@ -180,3 +182,81 @@ def test_one_process_without_torch_distributed(url: str) -> None:
             ShardedBuffer("math")  # type: ignore[arg-type]
         with pytest.raises(rdb.InvalidInputError, match="shard: expected both"):
             ShardedBuffer(buffer, shard=0)
+
+
+def test_ranks_share_a_sample(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    found = ranks.call(calls.sample, url, 8, {"policy": rdb.Prioritized()})
+    assert sorted(sorted(ids) for ids, *_ in found) == [[1, 8], [2, 7], [3, 6], [4, 5]]
+    (draw,) = buffer.draws()
+    assert (draw.step, draw.run_name, len(draw.group_ids)) == (5, "grpo", 8)
+    weights = dict(zip(draw.group_ids, draw.weights, strict=True))
+    for ids, draw_id, given in found:
+        assert (draw_id, given) == (draw.id, [weights[one] for one in ids])
+    assert {one.times_sampled for one in buffer.find()} == {1}
+
+
+def test_samples_that_cannot_be_shared(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    def errors(n: int = 8) -> set[str]:
+        found = ranks.call(calls.sample, url, n, {})
+        assert {type(one) for one in found} == {rdb.InvalidInputError}
+        return {str(one) for one in found}
+
+    assert errors(6) == {
+        "world_size: expected a divisor of 6, the number of groups (or even=False), got 4"
+    }
+    buffer.update_settings(max_times_sampled=1, archived_payload="drop")
+    (error,) = errors()
+    assert error.startswith("max_times_sampled: expected None to share a draw among ranks")
+    buffer.update_settings(max_times_sampled=None, record_draws=False)
+    assert errors() == {"record_draws: expected True to share a draw among ranks, got False"}
+    assert buffer.draws() == []
+    buffer.update_settings(archived_payload="keep", record_draws=True)
+    buffer.update_settings(max_times_sampled=1)
+    found = ranks.call(calls.sample, url, 8, {})  # the draw archives what the ranks then read
+    assert sorted(chain(*(ids for ids, _, _ in found))) == list(range(1, 9))
+    assert buffer.count(statuses="archived") == 8
+
+
+@pytest.mark.parametrize("shard", ["batch", "step"])
+def test_a_dataset_divides_each_batch(
+    ranks: Ranks, buffer: blocking.Buffer, url: str, shard: str
+) -> None:
+    options = {"batch_size": 4, "shard": shard, "num_steps": 2, "timeout": 5.0}
+    found = ranks.call(calls.iterate, url, options)
+    for at, parts in enumerate(zip(*found, strict=True)):
+        ids = [1, 2, 3, 4] if shard == "batch" or at == 0 else [5, 6, 7, 8]
+        assert sorted(chain(*parts)) == ids
+    assert [one.step for one in buffer.draws()] == [1, 0]
+    assert buffer.count(statuses="archived") == (8 if shard == "step" else 0)
+
+
+@pytest.mark.parametrize("shard", ["batch", "step"])
+def test_a_dataset_of_shared_batches_resumes(buffer: blocking.Buffer, url: str, shard: Any) -> None:
+    options: dict[str, Any] = {
+        "url": url, "buffer": "math", "batch_size": 2, "shard": shard, "num_steps": 3,
+        "collate": calls.ids_of, "run": "grpo",
+    }  # fmt: skip
+    first = ReplayDataset(**options)
+    assert first.state_dict() is None
+    iterator = iter(first)
+    assert next(iterator) == [1, 2]
+    assert first.state_dict() == {"step": 1, "draws": []}
+    if shard == "step":
+        assert first.lease is not None
+        first.lease.ack(cursor={"step": 1}, advance_policy=1)
+    state = first.state_dict()
+    iterator.close()  # type: ignore[attr-defined]
+    again = ReplayDataset(**options)
+    again.load_state_dict(state)
+    assert list(again) == ([[3, 4], [5, 6]] if shard == "step" else [[1, 2], [1, 2]])
+    assert [one.step for one in buffer.draws()] == [2, 1, 0]
+    assert again.state_dict() is None
+    assert again.lease is None
+
+
+def test_workers_cannot_share_a_batch(buffer: blocking.Buffer, url: str) -> None:
+    dataset = ReplayDataset(url=url, buffer="math", batch_size=2, shard="step")
+    with pytest.raises(RuntimeError, match="num_workers: expected 0 with shard='step'"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    with pytest.raises(rdb.InvalidInputError, match="at_least: expected None"):
+        ReplayDataset(url=url, buffer="math", batch_size=2, shard="batch", at_least=1)

@@ -332,6 +332,7 @@ class Buffer(_Facade):
     redraw = _blocking(buffer.Buffer.redraw)
     refresh = _blocking(buffer.Buffer.refresh)
     sample = _blocking(buffer.Buffer.sample)
+    _sample_unread = _blocking(buffer.Buffer._sample_unread)  # for ranks that share the draw
     stats = _blocking(buffer.Buffer.stats)
     steps = _blocking(buffer.Buffer.steps)
     texts = _blocking(buffer.Buffer.texts)

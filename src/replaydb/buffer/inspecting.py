@@ -349,11 +349,12 @@ class Inspecting(BufferCore):
         }
         return await self._read(lambda connection: lineage.steps(connection, self.id, **which))
 
-    async def redraw(self, draw_id: int) -> Batch:
+    async def redraw(self, draw_id: int, ids: Iterable[int] | None = None) -> Batch:
         """Return the batch of an earlier draw again. Nothing is counted or recorded.
 
         Args:
             draw_id: Id of the draw, from `Batch.draw_id` or `draws`.
+            ids: Ids of groups of the draw. Default: all.
 
         Returns:
             The groups in the order of the draw, with its probabilities, weights and staleness.
@@ -364,20 +365,24 @@ class Inspecting(BufferCore):
                 dropped. `error.batch` has the others.
             CorruptPayloadError: The stored bytes of some groups are damaged. `error.batch` has the
                 others.
+            InvalidInputError: Some of `ids` are not groups of the draw.
         """
         number = checks.whole_number("draw_id", draw_id)
+        wanted = checks.optional(checks.ids, "ids", ids)
 
         def work(connection: Connection) -> tuple[DrawInfo, Stored]:
             record = lineage.find_draw(connection, self.id, number)
             if record is None:
                 raise UnknownDrawError(number)
-            return record, groups.fetch(
-                self._database.backend, connection, self.id, record.group_ids
-            )
+            chosen = record.group_ids if wanted is None else wanted
+            if others := sorted(set(chosen) - set(record.group_ids)):
+                raise InvalidInputError("ids", f"groups of draw {number}", others)
+            return record, groups.fetch(self._database.backend, connection, self.id, chosen)
 
         end = end_in(BULK_SECONDS)
         record, stored = await self._read(work, end=end)
         found = await self._decoded(stored, end)
+        chosen = set(record.group_ids if wanted is None else wanted)
         replaced = [
             group_id
             for group_id, times in zip(record.group_ids, record.times_replaced, strict=True)
@@ -393,8 +398,8 @@ class Inspecting(BufferCore):
         batch = Batch(intact, probabilities[sound], weights[sound], number)
         if found.corrupt:
             raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt), batch)
-        if not all(sound):
-            gone = [group_id for group_id in record.group_ids if group_id not in batch.ids]
+        if len(batch) < len(chosen):
+            gone = [one for one in record.group_ids if one in chosen and one not in batch.ids]
             raise PayloadGoneError(gone, replaced, batch)
         return batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -103,12 +103,7 @@ class Lease:
             InvalidInputError: An argument is invalid, or `even` and `world_size` does not divide
                 the number of groups.
         """
-        size = checks.whole_number("world_size", world_size, least=1)
-        if checks.flag("even", even) and len(self.ids) % size:
-            expected = f"a divisor of {len(self.ids)}, the number of groups (or even=False)"
-            raise InvalidInputError("world_size", expected, size)
-        parts = balanced(self.num_tokens, size, even=even)
-        return [[self.ids[at] for at in part] for part in parts]
+        return divided(self.ids, self.num_tokens, world_size, even=even)
 
     async def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batch:
         """Return the groups of one rank: those of `shards(world_size)[rank]`.
@@ -341,6 +336,17 @@ class Lease:
     def _released(self, ids: list[int] | None) -> None:
         self._leased -= self._leased if ids is None else set(ids)
         self._buffer._database.signal.announce()
+
+
+def divided(
+    ids: Sequence[int], num_tokens: Sequence[int], world_size: int, *, even: bool
+) -> list[list[int]]:
+    """Divide the groups of a draw among ranks: see `Lease.shards`."""
+    size = checks.whole_number("world_size", world_size, least=1)
+    if checks.flag("even", even) and len(ids) % size:
+        expected = f"a divisor of {len(ids)}, the number of groups (or even=False)"
+        raise InvalidInputError("world_size", expected, size)
+    return [[ids[at] for at in part] for part in balanced(num_tokens, size, even=even)]
 
 
 def _storable(text: str) -> str:

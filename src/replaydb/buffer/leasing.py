@@ -298,15 +298,9 @@ class Leasing(Drawing):
             reason = "other groups of the batch were damaged"
             await self._release_undelivered(result.drawn, ttl, reason)
         result.raise_if_damaged()
-        drawn = result.drawn
-        num_tokens = {row["id"]: row["num_tokens"] for row in drawn.contents.rows}
-        return Lease(
-            self,
-            drawn.lease_id or 0,  # 0: an empty lease
-            ttl,
-            {one: num_tokens[one] for one in drawn.ids},
-            result.batch if is_loaded else None,
-        )
+        lease_id = result.drawn.lease_id or 0  # 0: an empty lease
+        batch = result.batch if is_loaded else None
+        return Lease(self, lease_id, ttl, result.drawn.num_tokens, batch)
 
     async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:
         """Return the active leases with their groups.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, Connection
@@ -15,7 +16,7 @@ from replaydb.database.records import Stored
 from replaydb.database.repository import groups, preview
 from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.errors import NotEnoughGroupsError
+from replaydb.errors import InvalidInputError, NotEnoughGroupsError
 from replaydb.policies import SamplingPolicy, Uniform
 
 
@@ -74,6 +75,36 @@ class Sampling(Drawing):
         result = await self._draw(request, checks.seconds("timeout", timeout))
         result.raise_if_damaged()
         return result.batch
+
+    async def _sample_unread(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy,
+        *,
+        tasks: str | Iterable[str] | None,
+        where: ColumnElement[bool] | None,
+        max_staleness: int | None,
+        runs: str | Iterable[str] | None,
+        step: int,
+        timeout: float | None,
+    ) -> tuple[int, dict[int, int]]:
+        """Draw groups as `sample` does, for ranks that read them with `redraw`.
+
+        Returns:
+            The id of the draw, and the number of tokens of each group by id, in the order of the
+            draw.
+        """
+        settings = self._row.settings
+        drops = settings.archived_payload != "keep" or settings.on_evict == "delete"
+        if not settings.record_draws:
+            raise InvalidInputError("record_draws", "True to share a draw among ranks", False)
+        if settings.draw_limit is not None and drops:
+            expected = "None to share a draw among ranks, because the last draw drops the payload"
+            raise InvalidInputError("max_times_sampled", expected, settings.draw_limit)
+        request = draw_request(n, policy, tasks, where, max_staleness, runs, None, step)
+        request = replace(request, loads=False)
+        result = await self._draw(request, checks.seconds("timeout", timeout))
+        return result.drawn.draw_id or 0, result.drawn.num_tokens
 
     async def peek(
         self,

@@ -1,4 +1,4 @@
-"""Leases that all ranks of a `torch.distributed` trainer share. Each rank reads its own groups."""
+"""Batches that all ranks of a `torch.distributed` trainer share. Each reads its own groups."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from sqlalchemy import ColumnElement
 
 from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
+from replaydb.buffer.lease import divided
 from replaydb.errors import InvalidInputError
-from replaydb.policies import Fifo, SamplingPolicy
+from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
 T = TypeVar("T")
 
 
 class ShardedBuffer:
-    """A buffer whose leases are divided among the ranks of a trainer.
+    """A buffer whose leases and samples are divided among the ranks of a trainer.
 
     Each process creates one from a blocking buffer of its own, and all of them make the same calls
-    in the same order. The first rank of the process group makes the leases, extends and ends them.
-    The ranks exchange ids and other small values through the process group. They read payloads from
-    the store, each only those of its own groups.
+    in the same order. The first rank of the process group draws the groups. The ranks exchange ids
+    and other small values through the process group. They read payloads from the store, each only
+    those of its own groups.
 
     All calls are collective: if one rank fails in a call, all of them raise its error.
 
@@ -113,12 +114,12 @@ class ShardedBuffer:
         If an earlier process with the same owner leased groups for the same step and did not end
         this lease, it is resumed, also with another number of ranks. At the end of the block the
         groups are acked, unless `ShardedLease.ack` was called; if the block of the first rank
-        raised, they are nacked.
+        raised, they are nacked. The first rank extends the lease until then.
 
         Args:
             n: Number of groups of all ranks together, or `{task: number}`.
             policy: Sampling strategy, see `Buffer.lease`.
-            ttl: Duration of the lease in seconds. The first rank extends it until the block ends.
+            ttl: Duration of the lease in seconds from its last extension.
             step: Trainer step of the batch, the same on all ranks.
             tasks: Name or names of the tasks to draw from. Default: all tasks.
             where: Condition over `replaydb.col` that groups must meet.
@@ -173,6 +174,60 @@ class ShardedBuffer:
             yield shared
             if not shared.has_ended:
                 shared.ack()
+
+    def sample(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        step: int,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+        even: bool = True,
+    ) -> Batch:
+        """Draw the groups of a step, once for all ranks, and read those of this rank.
+
+        The groups are not leased. One that another process deletes or replaces before all ranks
+        have read it raises `PayloadGoneError`; use `lease` if others can do this.
+
+        Args:
+            n: Number of groups of all ranks together, or `{task: number}`.
+            policy: Sampling strategy, see `Buffer.sample`.
+            step: Trainer step of the batch, the same on all ranks.
+            tasks: Name or names of the tasks to draw from. Default: all tasks.
+            where: Condition over `replaydb.col` that groups must meet.
+            max_staleness: Maximum staleness of the groups, in policy versions.
+            runs: Name or names of runs: draw only groups that they put. Default: all runs.
+            timeout: Seconds to wait until enough groups are eligible, as for `lease`.
+            even: As for `lease`.
+
+        Returns:
+            The groups of this rank, with the probabilities and weights of the whole draw.
+
+        Raises:
+            NotEnoughGroupsError: Too few groups were eligible until `timeout`.
+            PayloadGoneError: Some groups were deleted or replaced meanwhile.
+            CorruptPayloadError: The stored bytes of some groups are damaged.
+            InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
+                and `num_shards` does not divide `n`. Or the settings of the buffer do not allow to
+                share a draw: it is not recorded, or drops the payloads of the groups.
+        """
+        number = self._agreed("step", lambda: checks.whole_number("step", step))
+
+        def draw() -> tuple[int, list[list[int]]]:
+            count, _ = checks.quotas("n", n)
+            divided(range(count), [0] * count, self.num_shards, even=even)  # raises before the draw
+            draw_id, found = self._buffer._sample_unread(
+                n, policy, timeout=timeout, tasks=tasks, where=where,
+                max_staleness=max_staleness, runs=runs, step=number,
+            )  # fmt: skip
+            return draw_id, divided(list(found), list(found.values()), self.num_shards, even=even)
+
+        draw_id, parts = self._on_first(draw)
+        return self._if_all(lambda: self._buffer.redraw(draw_id, parts[self.shard]))
 
     def _interrupted(self, step: int, ttl: float) -> blocking.Lease | None:
         """Resume the lease that an earlier process took for a step."""

@@ -180,6 +180,12 @@ class Drawn:
         return cls([], [], [], [], np.zeros(0), np.zeros(0))
 
     @property
+    def num_tokens(self) -> dict[int, int]:
+        """Number of tokens of each group, by id, in the order of the draw."""
+        found = {row["id"]: row["num_tokens"] for row in self.contents.rows}
+        return {one: found[one] for one in self.ids}
+
+    @property
     def num_bytes(self) -> int:
         """Total size of the payloads."""
         return sum(row["num_bytes"] for row in self.contents.rows)
