@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,12 @@ from sqlalchemy import ColumnElement
 from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import divided
-from replaydb.errors import InvalidInputError
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    PayloadGoneError,
+    ReplayDBError,
+)
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
 T = TypeVar("T")
@@ -358,14 +362,14 @@ def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return an error as it is sent to other ranks, without the groups that were read."""
+    """Return an error as it is sent to other ranks: without groups and objects of the caller."""
+    if error is None or not isinstance(error, ReplayDBError):
+        return error and RuntimeError(f"{type(error).__name__}: {error}")
     sent = copy.copy(error)
-    if getattr(sent, "batch", None) is not None:
-        vars(sent)["batch"] = None
-    try:
-        pickle.dumps(sent)
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+    if isinstance(sent, InvalidInputError):
+        sent.actual = str(sent.actual)
+    if isinstance(sent, CorruptPayloadError | PayloadGoneError):
+        sent.batch = None
     return sent
 
 
