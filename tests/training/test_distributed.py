@@ -63,6 +63,7 @@ def test_groups_that_cannot_be_divided(ranks: Ranks, buffer: blocking.Buffer, ur
         assert isinstance(error, rdb.InvalidInputError)
         assert str(error).startswith("world_size: expected a divisor of 6, the number of groups")
     assert buffer.count(statuses="completed") == 8
+    assert {one.attempts for one in buffer.find()} == {0}
     found = ranks.call(calls.train, url, [0], 6, {"even": False})
     assert sorted(len(ids) for [(ids, _, _)] in found) == [1, 1, 2, 2]
 
@@ -90,12 +91,25 @@ def test_a_world_of_another_size_resumes_the_lease_of_its_step(
     assert len(buffer.draws()) == 1
 
 
-def test_a_step_of_another_trainer_is_not_resumed(url: str, buffer: blocking.Buffer) -> None:
-    buffer.lease(4, ttl=60, owner="other", step=0)
+def test_other_leases_are_not_resumed(
+    url: str, buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.lease(2, ttl=60, owner="other", step=0)
+    buffer.lease(2, ttl=60, owner="grpo", step=1)
+    listed = []
+
+    def leases(self: blocking.Buffer) -> list[rdb.LeaseInfo]:
+        listed.append(self)
+        return list_leases(self)
+
+    list_leases = blocking.Buffer.leases
+    monkeypatch.setattr(blocking.Buffer, "leases", leases)
     with blocking.Store.open(url, run="grpo") as store:
         alone = ShardedBuffer(store.buffer("math", create=False))
-        with alone.lease(4, ttl=60, step=0) as lease:
-            assert lease.batch.ids == [5, 6, 7, 8]
+        for step, ids in ((0, [5, 6]), (2, [7, 8])):
+            with alone.lease(2, ttl=60, step=step) as lease:
+                assert lease.batch.ids == ids
+    assert len(listed) == 1  # only for the first step after a start
 
 
 def test_the_first_rank_nacks_a_step_that_fails(
@@ -111,9 +125,12 @@ def test_the_first_rank_nacks_a_step_that_fails(
 
 def test_damaged_groups_fail_on_all_ranks(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
     asyncio.run(damage(url, 2))
-    for error in ranks.call(calls.train, url, [0], 4, {}):
+    batches = []
+    for error in ranks.call(calls.train, url, [0], 8, {}):
         assert isinstance(error, rdb.CorruptPayloadError)
         assert error.group_ids == (2,)
+        batches.append(error.batch and error.batch.ids)
+    assert sorted(batches, key=bool) == [None, None, None, [7]]  # of the rank that read it
     assert [one.id for one in buffer.find(statuses="failed")] == [2]
     assert {one.attempts for one in buffer.find()} == {0}
     assert buffer.leases() == []

@@ -91,6 +91,27 @@ async def test_redrawing(store: Store, url: str) -> None:
         await (await store.buffer("other")).redraw(batch.draw_id)
 
 
+async def test_redrawing_some_groups(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(5))
+    batch = await buffer.sample(4, rdb.Lifo())
+    assert batch.draw_id is not None
+    some = await buffer.redraw(batch.draw_id, [2, 4])
+    assert (some.ids, some.draw_id) == ([4, 2], batch.draw_id)  # the order of the draw
+    assert some.weights.tolist() == [1.0, 1.0]
+    assert len(await buffer.redraw(batch.draw_id, [])) == 0
+    with pytest.raises(
+        rdb.InvalidInputError, match=r"ids: expected groups of draw 1, got \[1, 9\]"
+    ):
+        await buffer.redraw(batch.draw_id, [9, 2, 1])
+    await buffer.delete([3, 5])
+    assert (await buffer.redraw(batch.draw_id, [2, 4])).ids == [4, 2]
+    with pytest.raises(rdb.PayloadGoneError) as caught:
+        await buffer.redraw(batch.draw_id, [2, 3])
+    assert caught.value.group_ids == (3,)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [2]
+
+
 async def test_replaced_groups_are_not_redrawn(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(4, rewards=[0.0]))
     first = await buffer.sample(4, rdb.Fifo())

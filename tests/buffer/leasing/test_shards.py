@@ -21,13 +21,13 @@ async def elsewhere(other: Store, buffer: Buffer) -> Buffer:
 
 async def unequal(buffer: Buffer) -> list[int]:
     """Put eight groups of 1 to 8 thousand tokens."""
-    return await buffer.put([long_group(f"g{n}", 1000 * n, tags={"n": n}) for n in range(1, 9)])
+    return await buffer.put([long_group(f"g{n}", 1000 * n, priority=n) for n in range(1, 9)])
 
 
 @pytest.mark.parametrize("load", [True, False])
 async def test_ranks_share_a_lease(buffer: Buffer, elsewhere: Buffer, url: str, load: bool) -> None:
     await unequal(buffer)
-    lease = await buffer.lease(8, rdb.Prioritized(), ttl=60, step=3, load=load)
+    lease = await buffer.lease(8, rdb.Prioritized(beta=1.0), ttl=60, step=3, load=load)
     assert lease.num_tokens == [1000 * lease.ids[at] for at in range(8)]
     first = await lease.shard(0, 2)
     opened = await elsewhere.open_lease(lease.id, ttl=60, load=load)
@@ -64,6 +64,14 @@ async def test_only_the_groups_of_a_rank_are_read(buffer: Buffer, url: str) -> N
     assert sorted(await statuses(url)) == sorted(f"g{one}" for one in ids)
     assert await buffer.count(statuses="archived") == 4
     assert await number_of(url, schema.lease) == 0
+
+
+async def test_a_lease_without_payloads_reads_none(buffer: Buffer, url: str) -> None:
+    (damaged,) = await buffer.put(group())
+    await damage(url, damaged)
+    lease = await buffer.lease(1, ttl=60, load=False)
+    assert (lease.ids, lease.num_tokens) == ([damaged], [10])
+    assert (await buffer.open_lease(lease.id, ttl=60, load=False)).ids == [damaged]
 
 
 async def test_a_lease_without_groups_that_were_read(buffer: Buffer) -> None:
