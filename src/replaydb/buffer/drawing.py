@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -30,7 +30,7 @@ from replaydb.database.repository import (
     preview,
     shortage,
 )
-from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest
+from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
 from replaydb.database.transactions import allowance, end_in
@@ -180,7 +180,7 @@ class Drawing(BufferCore):
         def read(connection: Connection, result: Drawn, pinned: Callable[[], object]) -> Stored:
             buffers.begin_snapshot(connection, self.id)
             pinned()
-            return groups.stored(self._database.backend, connection, result.contents.rows)
+            return draws.read_in_snapshot(self._database.backend, connection, result)
 
         def undone() -> None:
             nonlocal drawn
@@ -189,8 +189,8 @@ class Drawing(BufferCore):
         transact = partial(
             self._database.write_then_read,
             read=read,
-            is_needed=lambda found: not (found.contents.stored or found.contents.is_coming),
-            num_bytes=lambda found: found.num_bytes,
+            is_needed=lambda found: found.contents.in_snapshot,
+            num_bytes=lambda found: found.contents.num_bytes,
             undone=undone,
         )
         try:
@@ -198,9 +198,10 @@ class Drawing(BufferCore):
             self._database.signal.announce()
             if not request.loads:
                 return Result(Batch([]), found, {})
-            if found.contents.stored is None:
-                found = replace(found, contents=Contents(found.contents.rows, stored))
-            return await self._delivered(found, end or end_in(allowance(found.num_bytes)))
+            contents = found.contents
+            if stored is not None:
+                contents.stored = stored._replace(groups=contents.rows)
+            return await self._delivered(found, end or end_in(allowance(contents.num_bytes)))
         except BaseException:
             # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:

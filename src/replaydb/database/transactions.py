@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.cancellation import run_to_completion
 from replaydb.database import revisions
-from replaydb.database.engines.protocol import Backend, LostRaceError, T, Work
+from replaydb.database.engines.protocol import Backend, LostRaceError, Pinned, T, Work
 from replaydb.errors import (
     DatabaseError,
     DatabaseReadOnlyError,
@@ -139,17 +139,19 @@ class Database:
     ) -> tuple[T, U | None]:
         """Run `work` as `write` does, and then `read` in a snapshot that its locks protect.
 
-        The snapshot is taken on another connection before the commit, so `read` finds what `work`
-        found, although others may delete it after the commit. Only the commit waits for it: no
-        lock is held while the results of `read` are transferred. If the reader loses its
-        connection, it takes another snapshot.
+        The snapshot is taken on another connection, after `work` and before the commit. All this
+        time the locks of `work` exclude changes by others, so `read` finds what `work` found,
+        although others may delete it after the commit. What `work` has changed itself is not in the
+        snapshot. It does not matter, then, that the statements that `work` has postponed run while
+        the snapshot is taken. Only COMMIT waits for it: no lock is held while the results of `read`
+        are transferred. If the reader loses its connection, it takes another snapshot.
 
         The number of such calls at a time is limited. Otherwise one would hold locks while it waits
         for a connection that others use.
 
         Args:
             work: As in `write`.
-            read: Reads, given the result of `work`.
+            read: Reads, given the result of `work`. Postponed reads may not have been processed.
             is_needed: Whether to read, given the result of `work`.
             num_bytes: Number of bytes to read, given the result of `work`. Sets the default `end`.
             end: As in `write`.
@@ -172,10 +174,10 @@ class Database:
         answer_by: float = math.inf,
         undone: Callable[[], object] | None = None,
         *,
-        before_commit: Callable[[T], Awaitable[object]] | None = None,
+        begin_to_read: Callable[[T], Awaitable[Pinned]] | None = None,
         is_needed: Callable[[T], bool] = bool,
     ) -> T:
-        """Run a write transaction. If `is_needed`, await `before_commit` before the commit."""
+        """Run a write transaction. If `is_needed`, begin to read before the commit."""
         backend = self.backend
         if backend.read_only:
             raise DatabaseReadOnlyError(f"{backend.shown}: opened with read_only=True")
@@ -187,14 +189,14 @@ class Database:
                         self._slot(self._writes, call.end),
                         self._connected(self._writer, call.end) as connection,
                     ):
-                        if before_commit is None:
+                        if begin_to_read is None:
                             return await backend.finish(connection, work, call.end, answer_by)
                         result = await backend.finish(
                             connection, work, call.end, answer_by, unless=is_needed
                         )
                         if is_needed(result):
-                            await before_commit(result)
-                            await backend.commit(connection, call.end, answer_by)
+                            pinned = await begin_to_read(result)
+                            await backend.commit(connection, call.end, answer_by, pinned)
                         return result
                 except Exception as error:
                     if undone is not None and not isinstance(error, OutcomeUnknownError):
@@ -212,45 +214,46 @@ class Database:
     ) -> tuple[T, U | None]:
         reading: asyncio.Task[U] | None = None
 
-        async def begin_to_read(result: T) -> None:
+        async def begin_to_read(result: T) -> Pinned:
             nonlocal reading
             await stack.aclose()  # end the read of an earlier attempt
             read_by = end_in(allowance(num_bytes(result))) if end is None else end
-            reading = await self._begin_to_read(read, result, read_by)
+            reading, pinned = self._begin_to_read(read, result, read_by)
             stack.push_async_callback(_end, reading)
+            return pinned
 
         async with AsyncExitStack() as slot, AsyncExitStack() as stack:
             async with self._call(end) as call:
                 await slot.enter_async_context(self._slot(self._draws, call.end))
             result = await self._write(
-                work, end, undone=undone, before_commit=begin_to_read, is_needed=is_needed
+                work, end, undone=undone, begin_to_read=begin_to_read, is_needed=is_needed
             )
             if reading is None or not is_needed(result):
                 return result, None
             return result, await reading
 
-    async def _begin_to_read(self, read: ReadAfter[T, U], result: T, end: float) -> asyncio.Task[U]:
-        """Begin to read, and return when the snapshot is taken."""
+    def _begin_to_read(
+        self, read: ReadAfter[T, U], result: T, end: float
+    ) -> tuple[asyncio.Task[U], Pinned]:
+        """Begin to read. The function that is also returned waits until the snapshot is taken."""
         loop = asyncio.get_running_loop()
-        pinned: asyncio.Future[None] = loop.create_future()
-
-        def pin() -> None:
-            if not pinned.done():
-                pinned.set_result(None)
+        pin = asyncio.Event()
 
         def work(connection: Connection) -> U:
-            return read(connection, result, lambda: loop.call_soon_threadsafe(pin))
+            return read(connection, result, lambda: loop.call_soon_threadsafe(pin.set))
 
         reading = asyncio.create_task(self._read(work, end))
-        try:
-            either: list[asyncio.Future[Any]] = [reading, pinned]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            await _end(reading)
-            raise
-        if not pinned.done():
-            await reading  # raises the error that prevented the snapshot
-        return reading
+
+        async def pinned() -> None:
+            waiting = asyncio.create_task(pin.wait())
+            try:
+                await asyncio.wait([reading, waiting], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+            if not pin.is_set():
+                await reading  # raises the error that prevented the snapshot
+
+        return reading, pinned
 
     async def read(self, work: Work[T], *, end: float | None = None, single: bool = False) -> T:
         """Run `work` in one read-only transaction, whose statements all read the same snapshot.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,10 +10,12 @@ from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.records import Facts, Stored
-from replaydb.database.repository.groups import stored
+from replaydb.database.records import Stored
+from replaydb.database.repository.draw_request import Drawn
+from replaydb.database.repository.draws import read_in_snapshot
 from support.groups import group, groups
 from support.in_transaction import await_in_transaction
+from support.proxy import PASS, Fate, Message, Proxy
 
 #: Settings with which the payloads of drawn groups are gone before they are read, and the groups
 #: to delete meanwhile. The delete waits for the commit of the draw.
@@ -38,15 +39,49 @@ async def test_groups_deleted_before_they_are_read_are_delivered(
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
-        def read_late(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
+        def read_late(backend: Backend, connection: Connection, drawn: Drawn) -> Stored:
             await_in_transaction(there.delete(deleted), loop)
-            return stored(backend, connection, rows)
+            return read_in_snapshot(backend, connection, drawn)
 
-        monkeypatch.setattr("replaydb.database.repository.groups.stored", read_late)
+        monkeypatch.setattr("replaydb.database.repository.draws.read_in_snapshot", read_late)
         batch = await buffer.sample(3)
     assert sorted(one.group_uid for one in batch.groups) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     assert all(one.episodes[0].response_ids.tolist() == [3, 4, 5] for one in batch.groups)
     assert await buffer.count(statuses="completed") == 0
+
+
+@pytest.mark.usefixtures("from_snapshots")
+@pytest.mark.parametrize("stalled", ["last statement", "snapshot"])
+async def test_a_snapshot_is_taken_while_the_last_statement_runs(
+    proxied_url: str, proxy: Proxy, stalled: str
+) -> None:
+    """Neither waits for the other, and COMMIT waits for both."""
+    texts = {
+        "last statement": b"INTO commit_proof",
+        "snapshot": b"BEGIN ISOLATION LEVEL REPEATABLE",
+    }
+    answered, sent = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def rule(message: Message) -> Fate:
+        found = [one for one, text in texts.items() if text in message.body]
+        sent.extend(found)
+        if message.asks_to_commit and message.wrote:
+            sent.append("commit")
+        if message.sender == "server" and message.kind == b"Z" and len(set(sent)) == 2:
+            loop.call_soon_threadsafe(answered.set)
+        return Fate(0, "stall") if found == [stalled] else PASS
+
+    async with Store.open(proxied_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(3))
+        proxy.rule = rule
+        drawing = asyncio.create_task(buffer.sample(3))
+        await asyncio.wait_for(answered.wait(), 20)  # the other one
+        await asyncio.sleep(0.2)
+        assert "commit" not in sent
+        proxy.heal()
+        assert len(await drawing) == 3
 
 
 async def test_draws_without_pause_do_not_starve_puts(store: Store) -> None:

@@ -53,7 +53,7 @@ from replaydb.database.engines.postgresql_limits import (
     set_limits,
 )
 from replaydb.database.engines.postgresql_signal import NoSignal, PostgresqlSignal
-from replaydb.database.engines.protocol import Identified, LostRaceError, T, Work
+from replaydb.database.engines.protocol import Identified, LostRaceError, Pinned, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.database.prepared import PIPELINE, execute
@@ -252,7 +252,13 @@ class PostgresqlBackend:
             await self.commit(connection, end, answer_by)
         return result
 
-    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
+    async def commit(
+        self,
+        connection: AsyncConnection,
+        end: float,
+        answer_by: float,
+        pinned: Pinned | None = None,
+    ) -> None:
         """Prove and commit. If the answer is lost, read the outcome on another connection."""
         try:
             async with asyncio.timeout_at(end):
@@ -262,6 +268,8 @@ class PostgresqlBackend:
             raise
         if not has_all:
             raise self._has_lost_commits()
+        if pinned is not None:
+            await pinned()
         transaction = postgresql_commits.transaction_of(connection)
         try:
             await self._commit(connection, transaction, end, answer_by)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -21,6 +21,8 @@ Durability = Literal["process", "full"]
 T = TypeVar("T")
 #: Runs statements and processes their rows. It may wait only for its connection.
 Work = Callable[[Connection], T]
+#: Waits until another connection has taken a snapshot.
+Pinned = Callable[[], Awaitable[object]]
 
 
 class Identified(NamedTuple):
@@ -132,10 +134,17 @@ class Backend(Protocol):
     ) -> T:
         """Run work and commit, in one step. Do not commit if `unless` is true for the result."""
 
-    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
+    async def commit(
+        self,
+        connection: AsyncConnection,
+        end: float,
+        answer_by: float,
+        pinned: Pinned | None = None,
+    ) -> None:
         """Commit. Returns only if committed, and raises an outage only if not.
 
-        If there is no answer by `answer_by`, the outcome is read on another connection, for some
+        COMMIT waits for `pinned`, which the statements that precede it do not. If there is no
+        answer by `answer_by`, the outcome is read on another connection, for some
         time after `end`.
 
         Raises:

@@ -41,7 +41,7 @@ from replaydb.database.engines import (
     sqlite_damage,
     sqlite_sql,  # noqa: F401 - registers the compilation of its SQL
 )
-from replaydb.database.engines.protocol import Identified, T, Work
+from replaydb.database.engines.protocol import Identified, Pinned, T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import AdaptedConnection, Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
@@ -194,8 +194,16 @@ class SqliteBackend:
 
         return await self.run(connection, whole, end)
 
-    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
+    async def commit(
+        self,
+        connection: AsyncConnection,
+        end: float,
+        answer_by: float,
+        pinned: Pinned | None = None,
+    ) -> None:
         """Commit. The answer to it cannot be lost."""
+        if pinned is not None:
+            await pinned()
         await connection.commit()
 
     async def abandon(self, connection: AsyncConnection) -> None:

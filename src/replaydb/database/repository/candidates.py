@@ -30,6 +30,7 @@ class Candidates:
         weights: Sampling weights.
         num_bytes: Sizes of their payloads.
         times_replaced: How often each has been replaced.
+        has_transcript: Whether each has text.
         eligible: False: the group is passed over.
         clock: The clock whose stored keys were read: groups that are taken or passed over need new
             ones. None: the keys are of a column, or were generated for this draw.
@@ -43,6 +44,7 @@ class Candidates:
     weights: NDArray[np.float64]
     num_bytes: NDArray[np.int64]
     times_replaced: Sequence[int]
+    has_transcript: NDArray[np.bool_]
     eligible: NDArray[np.bool_]
     clock: Clock | None
 
@@ -67,6 +69,7 @@ class Candidates:
             np.array([row.weight for row in rows], np.float64),
             np.array([row.num_bytes for row in rows], np.int64),
             [row.times_replaced for row in rows],
+            np.array([bool(row.has_transcript) for row in rows], np.bool_),
             np.ones(len(rows), np.bool_) if eligible is None else eligible,
             clock,
         )

@@ -124,15 +124,20 @@ class Contents:
     """What a draw has read of its groups.
 
     Attributes:
-        rows: Their rows after the draw, in any order.
-        stored: Everything stored of them; None if it is still to be read. Without payloads and
-            transcripts if the request does not load them.
-        is_coming: Whether all of this is read by the last statement of the transaction.
+        rows: Their rows after the draw, in any order. On PostgreSQL the last statement of the
+            transaction reads them.
+        stored: Everything stored of them. It is read with the rows, unless `in_snapshot`. Without
+            payloads and transcripts if the request does not load them.
+        in_snapshot: Whether the payloads are read in a snapshot, on another connection.
+        num_bytes: Total size of the payloads.
+        with_text: Ids of the groups that have text.
     """
 
     rows: Sequence[Facts] = ()
     stored: Stored | None = None
-    is_coming: bool = False
+    in_snapshot: bool = False
+    num_bytes: int = 0
+    with_text: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +189,3 @@ class Drawn:
         """Number of tokens of each group, by id, in the order of the draw."""
         found = {row["id"]: row["num_tokens"] for row in self.contents.rows}
         return {one: found[one] for one in self.ids}
-
-    @property
-    def num_bytes(self) -> int:
-        """Total size of the payloads."""
-        return sum(row["num_bytes"] for row in self.contents.rows)

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import Bound, execute
 from replaydb.database.reads import LaterReads
 from replaydb.database.records import Facts, Stored
@@ -114,6 +115,16 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     return drawn
 
 
+def read_in_snapshot(backend: Backend, connection: Connection, drawn: Drawn) -> Stored:
+    """Return the payloads and texts of the groups of a draw.
+
+    The rows of the groups are not in the snapshot as they are after the draw. On PostgreSQL the
+    last statement of the draw reads them at the same time.
+    """
+    parts = backend.read_payloads(connection, drawn.ids)
+    return Stored((), parts, groups.transcripts(connection, drawn.contents.with_text))
+
+
 def first_reads(
     buffer_id: int, request: DrawRequest, task_names: Collection[str]
 ) -> list[Bound[Any]]:
@@ -140,6 +151,7 @@ class _Drawing:
         self._connection = buffer.connection
         self._request = request
         self._num_bytes = 0
+        self._with_text: list[int] = []
         self._chosen: list[_Chosen] = []
         self.taken: list[int] = []
 
@@ -187,6 +199,7 @@ class _Drawing:
             start, end = end, end + len(part.ids)
             mine = chosen[(chosen >= start) & (chosen < end)] - start
             self._num_bytes += int(part.num_bytes[mine].sum())
+            self._with_text += part.ids[mine[part.has_transcript[mine]]].tolist()
             self._chosen.append(_Chosen(order, part, mine, elapsed))
         return drawn
 
@@ -203,33 +216,34 @@ class _Drawing:
             return [self._changed(row, now) if row["id"] in chosen else row for row in rows]
 
         # Of payloads in packs, only the locations are read here.
-        only_rows = not self._request.loads
         in_packs = buffer.row.uses_payload_store
-        is_small = only_rows or in_packs or self._num_bytes <= backend.small_draw_bytes
-        pipeline = pipeline_of(self._connection)
-        if pipeline is not None and is_small:
-            contents = Contents(is_coming=True)
+        is_small = in_packs or self._num_bytes <= backend.small_draw_bytes
+        loads = self._request.loads
+        in_snapshot = loads and not (is_small or backend.has_one_connection)
+        only_rows = in_snapshot or not loads
+        contents = Contents(
+            in_snapshot=in_snapshot, num_bytes=self._num_bytes, with_text=self._with_text
+        )
 
-            def receive(found: Sequence[Sequence[Any]]) -> None:
-                stored = Stored.of(found)
-                contents.rows = changed(stored.groups)
+        def take(stored: Stored) -> None:
+            contents.rows = changed(stored.groups)
+            if not in_snapshot:
                 contents.stored = stored._replace(groups=contents.rows)
 
+        pipeline = pipeline_of(self._connection)
+        if pipeline is not None and (only_rows or is_small):
             reads = groups.select_stored(buffer.id, ids, only_rows=only_rows)
-            pipeline.read_later(self._connection, LaterReads(reads, receive))
-            self.settle()
-            return contents
-        stored = None
-        if only_rows:
-            stored = Stored(groups.facts(self._connection, buffer.id, ids))
+            pipeline.read_later(
+                self._connection, LaterReads(reads, lambda found: take(Stored.of(found)))
+            )
+        elif only_rows:
+            take(Stored(groups.facts(self._connection, buffer.id, ids)))
         elif is_small:
-            stored = groups.fetch_small(backend, self._connection, buffer.id, ids)
-        elif backend.has_one_connection:
-            stored = groups.fetch(backend, self._connection, buffer.id, ids)
-        rows = groups.facts(self._connection, buffer.id, ids) if stored is None else stored.groups
+            take(groups.fetch_small(backend, self._connection, buffer.id, ids))
+        else:
+            take(groups.fetch(backend, self._connection, buffer.id, ids))
         self.settle()
-        rows = changed(rows)
-        return Contents(rows, stored and stored._replace(groups=rows))
+        return contents
 
     def _changed(self, row: Facts, now: datetime) -> Facts:
         """Return the row of a group as `settle` changes it."""

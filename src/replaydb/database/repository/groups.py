@@ -172,17 +172,16 @@ def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequenc
 
 def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
     """Return everything stored of groups, given their rows."""
-    # A draw that archives a group may have dropped its text, which the snapshot still has.
-    with_text = [
-        row["id"]
-        for row in rows
-        if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
-    ]
     parts = backend.read_payloads(connection, [row["id"] for row in rows])
-    texts: Sequence[Facts] = ()
-    if with_text:
-        texts = [row._asdict() for row in execute(connection, select_transcripts(with_text))]
-    return Stored(rows, parts, texts)
+    with_text = [row["id"] for row in rows if row["has_transcript"]]
+    return Stored(rows, parts, transcripts(connection, with_text))
+
+
+def transcripts(connection: Connection, ids: Sequence[int]) -> Sequence[Facts]:
+    """Return the rows of the texts of groups."""
+    if not ids:
+        return ()
+    return [row._asdict() for row in execute(connection, select_transcripts(ids))]
 
 
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:

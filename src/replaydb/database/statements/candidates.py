@@ -123,6 +123,7 @@ _CANDIDATE = (
     staleness_if_drawn(bindparam("partition_buffer_id")).label("staleness"),
     group.num_bytes,
     group.times_replaced,
+    group.has_transcript,
 )
 _ID = group.id.type
 
