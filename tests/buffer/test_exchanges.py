@@ -54,21 +54,21 @@ CALLS: dict[str, tuple[int, Call]] = {
     "sample with a rare filter that was slow": (7, sample_slowly),
     "lease and ack": (8, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
-    "advance_policy": (7, lambda it, n: it.advance_policy(n)),
+    "advance_policy": (6, lambda it, n: it.advance_policy(n)),
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),
     "metrics": (1, lambda it, n: it.metrics()),
     "cursor": (1, lambda it, n: it.cursor("data")),
     "check of a waiting draw": (1, lambda it, n: it._may_suffice(WAITING, None)),
-    "find": (6, lambda it, n: it.find(limit=8)),
+    "find": (5, lambda it, n: it.find(limit=8)),
 }
 
 #: With pgbouncer=true, for which every statement is described first, and with pgbouncer=prepared.
 THROUGH_PGBOUNCER = {
-    "put of one group": (10, 6),
-    "sample": (8, 5),
-    "lease and ack": (16, 10),
-    "stats": (8, 5),
+    "put of one group": (8, 5),
+    "sample": (6, 4),
+    "lease and ack": (12, 8),
+    "stats": (6, 4),
 }
 
 

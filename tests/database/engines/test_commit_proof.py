@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.engines import backend_for, postgresql, postgresql_commits, postgresql_limits
+from replaydb.database.engines import backend_for, postgresql_commits
+from replaydb.database.engines.connecting import Connection
 from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
 from replaydb.database.schema import commit_proof
 from support.connections import transaction
@@ -142,18 +143,20 @@ async def test_commits_after_a_snapshot_are_not_required(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement that sets the limits of a long read takes its snapshot."""
-    loop, set_limits = asyncio.get_running_loop(), postgresql_limits.set_limits
+    loop, execute = asyncio.get_running_loop(), Connection.execute
     has_snapshot, has_committed = asyncio.Event(), threading.Event()
 
-    async def set_limits_and_wait(*args: Any, is_local: bool) -> None:
-        await set_limits(*args, is_local=is_local)
-        if is_local:
+    async def execute_and_wait(self: Connection, query: str, **options: Any) -> str:
+        sets_limits = "READ ONLY" in query and bool(self.first_statement)
+        result = await execute(self, query, **options)
+        if sets_limits:
             loop.call_soon_threadsafe(has_snapshot.set)
             await asyncio.to_thread(has_committed.wait, 30)
+        return result
 
     async with Store.open(postgresql_url, run="test") as store:
         buffer = await store.buffer("math")
-        monkeypatch.setattr(postgresql, "set_limits", set_limits_and_wait)
+        monkeypatch.setattr(Connection, "execute", execute_and_wait)
         async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
             reading = calls.create_task(buffer.find())
             await has_snapshot.wait()

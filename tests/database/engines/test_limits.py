@@ -6,12 +6,13 @@ import asyncio
 from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import Connection, func, select, text
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database import revisions
-from replaydb.database.engines import backend_for
+from replaydb.database.engines import backend_for, postgresql, postgresql_limits
+from replaydb.database.transactions import end_in
 from support.connections import transaction
 from support.groups import group
 
@@ -74,3 +75,49 @@ async def test_a_call_may_wait_longer_than_lock_timeout(
             await asyncio.sleep(0.3)
         await putting
         assert [one.group_uid for one in await buffer.find()] == ["late"]
+
+
+async def test_a_long_call_on_a_used_connection(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets limits of its own, in place of those of the session, after which it is run again."""
+    runs = 0
+
+    for module in (postgresql, postgresql_limits):
+        monkeypatch.setattr(module, "ORDINARY_SECONDS", 0.5)
+    monkeypatch.setattr(postgresql_limits, "SERVER_GRACE_SECONDS", 0.1)
+
+    def sleep(connection: Connection) -> object:
+        nonlocal runs
+        runs += 1
+        return connection.scalar(select(func.pg_sleep(1.2)))
+
+    async with Store.open(postgresql_url, run="a") as store:
+        for call in (store._database.read, store._database.write):
+            await call(lambda it: it.scalar(select(1)), end=end_in(20))  # connects
+            await call(lambda it: it.scalar(select(1)), end=end_in(0.45))
+            await call(sleep, end=end_in(20))
+    assert runs == 2
+
+
+async def test_limits_that_the_server_refuses(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is used again."""
+    async with Store.open(postgresql_url, run="a") as store:
+        buffer = await store.buffer("math")
+        with monkeypatch.context() as patch:
+            patch.setattr(postgresql_limits, "_milliseconds", lambda _: "never")
+            with pytest.raises(rdb.DatabaseError, match="22023"):
+                await buffer.find()
+        assert await buffer.find() == []
+
+
+@pytest.mark.parametrize("timeout", [1e7, None])
+async def test_a_timeout_beyond_the_limits_of_the_server(
+    postgresql_url: str, timeout: float | None
+) -> None:
+    async with Store.open(postgresql_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group(), timeout=timeout)
+        assert len(await buffer.sample(1, timeout=timeout)) == 1

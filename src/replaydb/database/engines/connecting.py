@@ -38,7 +38,30 @@ _ARRAYS = """
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
 
 
-async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
+class Connection(asyncpg.Connection):  # type: ignore[misc]
+    """A connection that sends a statement with its next BEGIN, in one round trip."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.first_statement = ""  # without parameters; its rows are ignored
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """Run a query. asyncpg's transactions run BEGIN with this method."""
+        if not query.startswith("BEGIN") or not self.first_statement:
+            status: str = await super().execute(query, *args, timeout=timeout)
+            return status
+        query, self.first_statement = f"{query} {self.first_statement}", ""
+        try:
+            status = await super().execute(query, timeout=timeout)
+        except asyncpg.PostgresError:
+            if not self.is_closed():  # the transaction has begun, unlike asyncpg assumes
+                self._top_xact = None
+                await super().execute("ROLLBACK")
+            raise
+        return status
+
+
+async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection:
     """Connect to the first host that can be reached and has the requested `target_session_attrs`.
 
     asyncpg can try several hosts itself, but with one timeout for all of them. A host that does not
@@ -52,8 +75,9 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
     failed: Exception | None = None
     for kind, (host, port) in product(url.kinds, url.hosts or ((None, None),)):
         try:
-            connection = await asyncpg.connect(
+            connection: Connection = await asyncpg.connect(
                 url.dsn,
+                connection_class=Connection,
                 host=host,
                 port=port,
                 target_session_attrs=kind,
