@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "sample with a rare filter that was slow": (7, sample_slowly),
     "lease and ack": (8, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
-    "advance_policy": (6, lambda it, n: it.advance_policy(n)),
+    "advance_policy": (5, lambda it, n: it.advance_policy(n)),
     "stats": (1, lambda it, n: it.stats()),
     "count": (1, lambda it, n: it.count()),
     "metrics": (1, lambda it, n: it.metrics()),

@@ -64,14 +64,18 @@ def advance(
             version,
         )
     lineage = run.lineage or row.policy_lineage
-    values = {"policy_version": version, "policy_lineage": lineage}
-    buffers.save(buffer.connection, buffer.id, values)
     before, is_behind = aging.progress(buffer.task_states.values())
     if (version, lineage) == (row.policy_version, row.policy_lineage):
         return Advance(row, before, before, is_behind)
     if lineage is not None and lineage != row.policy_lineage:
         for statement in relate_versions(buffer.id, lineage, version):
             execute(buffer.connection, statement)
+    buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
+    aging.mark(buffer)
+    aging.step(buffer, AT_ONCE)
+    # After the reads of this step, so that these rows are written together with those of groups.
+    values = {"policy_version": version, "policy_lineage": lineage}
+    buffers.save(buffer.connection, buffer.id, values)
     change: dict[str, object] = {
         "buffer_id": buffer.id,
         "run_id": run.id,
@@ -80,9 +84,6 @@ def advance(
         "began_at": buffer.now,
     }
     postpone(buffer.connection, Write(insert_policy_change(), [change]))
-    buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
-    aging.mark(buffer)
-    aging.step(buffer, AT_ONCE)
     after, is_behind = aging.progress(buffer.task_states.values())
     return Advance(buffer.row, before, after, is_behind)
 
