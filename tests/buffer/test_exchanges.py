@@ -61,6 +61,10 @@ CALLS: dict[str, tuple[int, Call]] = {
     "cursor": (1, lambda it, n: it.cursor("data")),
     "check of a waiting draw": (1, lambda it, n: it._may_suffice(WAITING, None)),
     "find": (5, lambda it, n: it.find(limit=8)),
+    "find of a task and status": (
+        4,
+        lambda it, n: it.find(tasks="gsm8k", statuses="completed", limit=8),
+    ),
 }
 
 #: With pgbouncer=true, for which every statement is described first, and with pgbouncer=prepared.

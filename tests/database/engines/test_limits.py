@@ -90,7 +90,7 @@ async def test_a_long_call_on_a_used_connection(
     def sleep(connection: Connection) -> object:
         nonlocal runs
         runs += 1
-        return connection.scalar(select(func.pg_sleep(1.2)))
+        return connection.scalar(select(func.pg_sleep(1.5)))
 
     async with Store.open(postgresql_url, run="a") as store:
         for call in (store._database.read, store._database.write):
@@ -107,7 +107,8 @@ async def test_limits_that_the_server_refuses(
     async with Store.open(postgresql_url, run="a") as store:
         buffer = await store.buffer("math")
         with monkeypatch.context() as patch:
-            patch.setattr(postgresql_limits, "_milliseconds", lambda _: "never")
+            refused = "SELECT set_config('transaction_timeout', 'never', true)"
+            patch.setattr(postgresql_limits, "_text", lambda *_: refused)
             with pytest.raises(rdb.DatabaseError, match="22023"):
                 await buffer.find()
         assert await buffer.find() == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Dialect, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 #: The server ends a transaction this long after the deadline of the call that began it.
@@ -36,16 +38,22 @@ async def set_limits(
             `ORDINARY_SECONDS` replace `seconds`.
     """
     driver: Any = (await connection.get_raw_connection()).driver_connection
+    version = driver.get_server_version().major
     driver.first_statement = ""
     if is_local:
-        limits = _limits(driver.get_server_version().major, seconds, idle_seconds, True)
-        text = limits.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-        driver.first_statement = str(text)
+        whole = math.ceil(seconds)  # so that few texts are compiled
+        driver.first_statement = _text(connection.dialect, version, whole, idle_seconds)
     elif not connection.info.get(_KEY):
-        version = driver.get_server_version().major
         await connection.execute(_limits(version, ORDINARY_SECONDS, idle_seconds, False))
         await connection.commit()
         connection.info[_KEY] = True
+
+
+@lru_cache(maxsize=256)
+def _text(dialect: Dialect, version: int, seconds: float, idle_seconds: float) -> str:
+    """Return the text of the statement that sets both limits of one transaction."""
+    limits = _limits(version, seconds, idle_seconds, True)
+    return str(limits.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 def _limits(version: int, seconds: float, idle_seconds: float, is_local: bool) -> Select[Any]:

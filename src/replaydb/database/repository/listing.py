@@ -36,6 +36,9 @@ from replaydb.results import GroupInfo
 
 #: One statement reads pages of up to this many tasks and statuses.
 PARTITIONS = 32
+#: Up to this many are read without asking first which of them have groups: a statement takes longer
+#: than lookups of groups that do not exist.
+FEW_PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,8 @@ def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[Gr
 
 def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
     """Return the first groups of each task and status, read from their indexes and merged."""
-    statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
     order, limit = listing.order, listing.limit
-    found = select_partitions(buffer_id)
-    if listing.tasks is not None:
-        found = select_partitions_of(buffer_id, sorted(listing.tasks))
-    partitions = [
-        Partition(buffer_id, task.task_name, str(status))
-        for task in execute(connection, found)
-        for status in statuses
-        if getattr(task, status)
-    ]
+    partitions = _partitions(connection, buffer_id, listing)
     rows: list[Any] = []
     for unknown, after, equals in _reads(order, listing.after):
         for start in range(0, len(partitions), PARTITIONS):
@@ -110,6 +104,25 @@ def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> 
             one for one in partitions if limit is None or counts[one.task_name, one.status] < limit
         ]
     return _sorted(rows, order)
+
+
+def _partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Partition]:
+    """Return tasks and statuses: those that have groups; or all, if few are named."""
+    names = None if listing.tasks is None else sorted(listing.tasks)
+    statuses = sorted(GroupStatus if listing.statuses is None else listing.statuses)
+    if names is not None and len(names) * len(statuses) <= FEW_PARTITIONS:
+        pairs = [(name, status) for name in names for status in statuses]
+    else:
+        found = select_partitions(buffer_id)
+        if names is not None:
+            found = select_partitions_of(buffer_id, names)
+        pairs = [
+            (task.task_name, status)
+            for task in execute(connection, found)
+            for status in statuses
+            if getattr(task, status)
+        ]
+    return [Partition(buffer_id, name, str(status)) for name, status in pairs]
 
 
 def _reads(

@@ -74,6 +74,7 @@ def advance(
     aging.mark(buffer)
     aging.step(buffer, AT_ONCE)
     # After the reads of this step, so that these rows are written together with those of groups.
+    # The step takes the new version from `buffer.row`, not from the table.
     values = {"policy_version": version, "policy_lineage": lineage}
     buffers.save(buffer.connection, buffer.id, values)
     change: dict[str, object] = {
