@@ -281,6 +281,8 @@ class Database:
                         return await self.backend.run(connection, work, call.end)
                 except Exception as error:
                     await call.pause_after(error)
+                    # The server may have ended it: a transaction sets the time limits of the call.
+                    engine = self._reader
 
     @asynccontextmanager
     async def snapshot(self, end: float) -> AsyncIterator[Snapshot]:

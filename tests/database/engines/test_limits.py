@@ -100,6 +100,24 @@ async def test_a_long_call_on_a_used_connection(
     assert runs == 2
 
 
+async def test_a_long_read_of_one_statement(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs without a transaction, until the limits of the session end it."""
+    for module in (postgresql, postgresql_limits):
+        monkeypatch.setattr(module, "ORDINARY_SECONDS", 0.5)
+    monkeypatch.setattr(postgresql_limits, "SERVER_GRACE_SECONDS", 0.1)
+    found = []
+
+    def sleep(connection: Connection) -> object:
+        found.append(connection.get_isolation_level())
+        return connection.scalar(select(func.pg_sleep(1.5)))
+
+    async with Store.open(postgresql_url, run="a") as store:
+        await store._database.read(sleep, end=end_in(20), single=True)
+    assert found == ["READ COMMITTED", "REPEATABLE READ"]
+
+
 async def test_limits_that_the_server_refuses(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
