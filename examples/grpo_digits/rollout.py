@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import replaydb as rdb
 from examples.grpo_digits import checkpoint, task
@@ -48,17 +50,22 @@ async def roll_out(folder: Path, run: str, worker: str) -> None:
                 checkpoint.load(checkpoint_path(folder, version), policy)
             except FileNotFoundError:
                 continue  # the trainer has deleted it, and there is a newer one
-            groups = complete(policy, version, worker, generator)
+            prompts = task.training_prompts(GROUPS_PER_PUT, generator)
+            groups = complete(policy, version, worker, prompts, generator)
             await buffer.put(groups)
             with acknowledged_path(folder, worker).open("a") as file:
                 file.writelines(f"{group.group_uid}\n" for group in groups)
 
 
 def complete(
-    policy: Policy, version: int, worker: str, generator: torch.Generator
+    policy: Policy,
+    version: int,
+    worker: str,
+    prompts: Tensor,
+    generator: torch.Generator,
+    group_uids: Sequence[str] | None = None,
 ) -> list[rdb.EpisodeGroup]:
-    """Generate prompts, sample several completions of each, and compute their rewards."""
-    prompts = task.training_prompts(GROUPS_PER_PUT, generator)
+    """Sample several completions of each prompt, and compute their rewards."""
     repeated = prompts.repeat_interleave(COMPLETIONS, dim=0)
     responses, logprobs = generate(policy, repeated, generator)
     rewards = task.rewards_of(repeated, responses)
@@ -82,6 +89,7 @@ def complete(
             task.NAME,
             episodes[i * COMPLETIONS : (i + 1) * COMPLETIONS],
             prompt_uid=task.to_text(prompt),
+            group_uid=group_uids[i] if group_uids else None,
             tags={"distinct_digits": len(prompt[: task.NUM_DIGITS].unique()), "worker": worker},
         )
         for i, prompt in enumerate(prompts)

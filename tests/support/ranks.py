@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -169,3 +170,15 @@ def ids_of(batch: Batch) -> list[int]:
 def iterate(rank: int, url: str, options: dict[str, Any]) -> list[list[int]]:
     """Iterate over a dataset."""
     return list(ReplayDataset(url=url, buffer="math", collate=ids_of, run="grpo", **options))
+
+
+def grpo_update(rank: int, url: str, n: int) -> dict[str, Any]:
+    """Take one step of `examples.async_grpo`, with plain SGD. Return all weights."""
+    from examples.async_grpo.trainer import new_policy, update
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    policy = new_policy()
+    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=5) as lease:
+        update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), lease.batch)
+    weights = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True))
+    return {name: np.asarray(weight) for name, weight in weights.items()}
