@@ -13,8 +13,8 @@ class Options:
 
     Attributes:
         rows: Numbers of groups in the buffers of `scale`, `advance` and `viewers`.
-        shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `memory`, and of `fleet`,
-            which uses the first two.
+        shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `memory`, and of `fleet`
+            and `shards`, which use the first two.
         megabytes: Minimum amount of data that a round of these moves.
         most_megabytes: Maximum amount; cases that would move more are skipped.
         file_rows: Number of groups in the file of `open`.

@@ -8,7 +8,7 @@ from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
 from benchmarks.scaling import advance, fleet, neighbors, network, scale, shared, viewers
-from benchmarks.training import loader, memory, step, tensors, trainers
+from benchmarks.training import loader, memory, shards, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "put": put.run,
@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "fleet": fleet.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
+    "shards": shards.run,
     "step": step.run,
     "loader": loader.run,
     "memory": memory.run,

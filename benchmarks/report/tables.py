@@ -22,6 +22,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "packs": (("shape", "groups"), ("side",)),
     "scale": (("call",), ("rows",)),
     "trainers": (("how", "trainers"), ("side",)),
+    "shards": (("shape", "payloads", "each rank reads"), ("side",)),
     "step": (("prefetch",), ("side",)),
     "loader": (("prefetch",), ("side",)),
     "blocking": (("call",), ("side",)),
