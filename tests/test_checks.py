@@ -150,6 +150,7 @@ EXTRAS: list[Any] = [
 
 WRONG: dict[str, list[Any]] = {
     "above": INTEGERS,
+    "advance_policy": [2**31, *INTEGERS],
     "advantages": ["text", 3, [[1.0]], [math.inf], [1.0, 2.0]],
     "after": [3, "last"],
     "at_least": [-1, *INTEGERS],
@@ -171,6 +172,7 @@ WRONG: dict[str, list[Any]] = {
     "end_token_id": TOKENS,
     "episode": [None, 3, rdb.Episode, "text"],
     "episode_extras": EXTRAS,
+    "even": FLAGS,
     "extras": EXTRAS,
     "expected_episodes": [0, 2**31, *INTEGERS],
     "expired": FLAGS,
@@ -189,6 +191,7 @@ WRONG: dict[str, list[Any]] = {
     "lengths": ["text", [1.0], [3], [-1]],
     "limit": INTEGERS,
     "lineage": [*NAMES, np.zeros(2)],
+    "load": FLAGS,
     "logprobs": ["text", [0.0] * 3, 1],
     "loss_mask": ["text", [0, 2], [0.0, 1.0]],
     "max_length": [0, *INTEGERS],
@@ -243,6 +246,7 @@ WRONG: dict[str, list[Any]] = {
     "prompt_lengths": ["text", [3], [-1], [1, 1]],
     "prompt_side": WORDS,
     "prompt_uid": NAMES,
+    "rank": [1, *INTEGERS],
     "read_only": FLAGS,
     "reason": TEXTS,
     "rewards": ["text", 3, [[1.0]], [1e39], [1.0, 2.0]],
@@ -273,6 +277,7 @@ WRONG: dict[str, list[Any]] = {
     "url": [None, 3, "", "mysql://here"],
     "version": [2**31, *INTEGERS],
     "where": [3, "status", [1], {}, rdb.col],
+    "world_size": [0, *INTEGERS],
 }
 
 
@@ -313,6 +318,7 @@ async def test_every_argument_of_every_call_is_checked(
         "Buffer.peek": {"n": 1},
         "Buffer.prompts": {},
         "Buffer.put": {"groups": group()},
+        "Buffer.read_lease": {"lease_id": lease.id},
         "Buffer.redraw": {"draw_id": 1},
         "Buffer.revoke": {"lease_id": lease.id},
         "Buffer.sample": {"n": 1},
@@ -328,6 +334,8 @@ async def test_every_argument_of_every_call_is_checked(
         "Lease.fail": {"ids": [one], "reason": "unreadable"},
         "Lease.nack": {},
         "Lease.reject": {"reason": "useless"},
+        "Lease.shard": {"rank": 0, "world_size": 1},
+        "Lease.shards": {"world_size": 1},
         "Loader.load_state_dict": {},
         "Store.buffer": {"name": "new"},
         "Store.close": {},

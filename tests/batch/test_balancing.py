@@ -47,5 +47,6 @@ def test_unequal_parts_are_refused() -> None:
     assert balanced([1, 2, 3], 2, even=False) == [[2], [0, 1]]
     with pytest.raises(InvalidInputError, match="num_parts"):
         balanced([1], 0)
-    with pytest.raises(InvalidInputError, match="lengths"):
-        balanced([-1], 1)
+    for lengths in ([-1], None, 3, "12", {1: 2}):
+        with pytest.raises(InvalidInputError, match="lengths"):
+            balanced(lengths, 1)  # type: ignore[arg-type]

@@ -68,6 +68,20 @@ def test_groups_that_cannot_be_divided(ranks: Ranks, buffer: blocking.Buffer, ur
     assert sorted(len(ids) for [(ids, _, _)] in found) == [1, 1, 2, 2]
 
 
+def test_a_number_that_cannot_be_divided_is_refused_at_once(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    """It does not wait for the groups."""
+    for error in ranks.call(calls.train, url, [0], 13, {"timeout": None}):
+        assert isinstance(error, rdb.InvalidInputError)
+        assert str(error).startswith("world_size: expected a divisor of 13")
+    buffer.delete([8])
+    for error in ranks.call(calls.train, url, [0], 13, {"at_least": 6}):
+        assert str(error).startswith("world_size: expected a divisor of 7")
+    assert buffer.leases() == []
+    assert {one.attempts for one in buffer.find()} == {0}
+
+
 def test_too_few_groups(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
     for error in ranks.call(calls.train, url, [0], 12, {"timeout": 0}):
         assert isinstance(error, rdb.NotEnoughGroupsError)
@@ -89,6 +103,24 @@ def test_a_world_of_another_size_resumes_the_lease_of_its_step(
             pass
     assert buffer.count(statuses="archived") == 8
     assert len(buffer.draws()) == 1
+
+
+def test_a_step_is_resumed_after_an_outage(
+    url: str, buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = buffer.lease(4, ttl=60, owner="grpo", step=0)
+
+    def fail(self: blocking.Buffer) -> list[rdb.LeaseInfo]:
+        raise rdb.DatabaseUnavailableError("the server is restarted")
+
+    with blocking.Store.open(url, run="grpo") as store:
+        alone = ShardedBuffer(store.buffer("math", create=False))
+        with monkeypatch.context() as patch:
+            patch.setattr(blocking.Buffer, "leases", fail)
+            with pytest.raises(rdb.DatabaseUnavailableError), alone.lease(4, ttl=60, step=0):
+                pass
+        with alone.lease(4, ttl=60, step=0) as lease:
+            assert lease.id == before.id
 
 
 def test_other_leases_are_not_resumed(
@@ -262,6 +294,10 @@ def test_a_dataset_of_shared_batches_resumes(buffer: blocking.Buffer, url: str, 
         assert first.lease is not None
         first.lease.ack(cursor={"step": 1}, advance_policy=1)
     state = first.state_dict()
+    for wrong in ({}, [1], {"step": "1", "draws": []}):
+        first.load_state_dict(wrong)  # type: ignore[arg-type]
+        with pytest.raises(rdb.InvalidInputError, match="state"):
+            next(iter(first))
     iterator.close()  # type: ignore[attr-defined]
     again = ReplayDataset(**options)
     again.load_state_dict(state)

@@ -28,7 +28,9 @@ def balanced(lengths: Iterable[int], num_parts: int, *, even: bool = True) -> li
     Raises:
         InvalidInputError: An argument is invalid, or `even` and `num_parts` does not divide n.
     """
-    sizes = [checks.whole_number("lengths", one) for one in lengths]
+    sizes = [
+        checks.whole_number("lengths", one) for one in checks.items("lengths", "integers", lengths)
+    ]
     count = checks.whole_number("num_parts", num_parts, least=1)
     room, more = divmod(len(sizes), count)
     if checks.flag("even", even) and more:

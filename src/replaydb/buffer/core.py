@@ -246,14 +246,20 @@ class BufferCore:
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
         self._database.signal.announce()
 
-    async def _advance(self, work: Callable[[Connection, Scope], Advance]) -> int:
+    async def _advance(
+        self, work: Callable[[Connection, Scope], Advance], first_end: float | None = None
+    ) -> int:
         """Run `work`, which advances the policy, and update the rows of all groups.
+
+        Args:
+            work: Function that runs the first transaction.
+            first_end: Deadline of this transaction. Default: that of the whole call.
 
         Returns:
             The number of groups that expired.
         """
         end = end_in(BULK_SECONDS)
-        done = await self._write(work, end)
+        done = await self._write(work, first_end or end)
         self._set_row(done.row)
         self._database.signal.announce()
         after = done.after

@@ -209,11 +209,11 @@ class Drawing(BufferCore):
             raise
 
     async def _delivered(self, drawn: Drawn, end: float) -> Result:
-        """Decode the groups of a draw. Damaged groups become `failed`."""
+        """Decode the groups of a draw. Damaged groups become `failed`, if that can be written."""
         stored = drawn.contents.stored
         assert stored is not None  # noqa: S101
         result = Result.of(drawn, await self._decoded(stored, end))
-        if result.damaged:
+        if result.damaged and not self._database.backend.read_only:
             await self._mark_failed(result.damaged, drawn)
         return result
 

@@ -22,7 +22,7 @@ from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked, lease_locked
 from replaydb.database.repository.policy import Advance, advance
 from replaydb.database.statements.lease import select_leased
-from replaydb.database.transactions import BULK_SECONDS, end_in
+from replaydb.database.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.opening import Opening
@@ -184,8 +184,9 @@ class Leasing(Drawing):
         Raises:
             LeaseExpiredError: The lease has expired, has ended, is not of this buffer, or does not
                 have one of the groups.
-            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
-                `failed`. `error.batch` has the others, which are still leased.
+            CorruptPayloadError: The stored bytes of some groups are damaged. Unless the store is
+                read-only, these groups are now `failed`. `error.batch` has the others, which are
+                still leased.
             InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("lease_id", lease_id)
@@ -259,7 +260,7 @@ class Leasing(Drawing):
                 return advance(buffer, version)
 
         if version is not None:
-            await self._advance(partial(work_and_advance, version))
+            await self._advance(partial(work_and_advance, version), end_in(allowance()))
         elif lease_id or cursors:
             await self._write(work)
             self._database.signal.announce()

@@ -42,6 +42,22 @@ class LoaderState(TypedDict):
     draws: list[int]
 
 
+def checked_state(state: Mapping[str, Any]) -> LoaderState:
+    """Check for a result of `state_dict`.
+
+    Raises:
+        InvalidInputError: `state` is something else.
+    """
+    try:
+        step, draws = state["step"], list(state["draws"])
+    except (KeyError, TypeError) as error:
+        raise InvalidInputError("state", "a result of state_dict", repr(state)) from error
+    return {
+        "step": checks.whole_number("state['step']", step),
+        "draws": checks.ids("state['draws']", draws),
+    }
+
+
 class Loader(Generic[Collated]):
     """An async iterator of batches. Get it from `Buffer.loader`.
 
@@ -103,12 +119,9 @@ class Loader(Generic[Collated]):
         """
         if self._producer is not None or self._ready:
             raise InvalidInputError("state", "a call before the first batch", "a running loader")
-        try:
-            step, draws = state["step"], list(state["draws"])
-        except (KeyError, TypeError) as error:
-            raise InvalidInputError("state", "a result of state_dict", repr(state)) from error
-        self._next_step = checks.whole_number("state['step']", step)
-        self._to_redraw = deque(checks.ids("state['draws']", draws))
+        checked = checked_state(state)
+        self._next_step = checked["step"]
+        self._to_redraw = deque(checked["draws"])
 
     def __aiter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
-from replaydb.buffer.loader import LoaderState
+from replaydb.buffer.loader import LoaderState, checked_state
 from replaydb.database import filters
 from replaydb.database.schema import group
 from replaydb.errors import InvalidInputError
@@ -139,7 +139,7 @@ class ReplayDataset(IterableDataset[Any]):
             expected = f"0 with shard={self.shard!r}"
             raise InvalidInputError("num_workers", expected, worker.num_workers)
         whole = ShardedBuffer(buffer, shard=self.rank, num_shards=self.world_size)
-        first = 0 if state is None else checks.whole_number("state['step']", state["step"])
+        first = 0 if state is None else checked_state(state)["step"]
         steps = count(first) if self.num_steps is None else range(first, self.num_steps)
         collate = self.collate or (lambda batch: batch)
         options: dict[str, Any] = {

@@ -153,6 +153,8 @@ class ShardedBuffer:
                 nonlocal leased
                 opened = self._interrupted(number, ttl)
                 if opened is None:
+                    if at_least is None:
+                        self._check_divides(n, even)
                     opened = self._buffer.lease(
                         n, policy, ttl=ttl, owner=self._owner, tasks=tasks, where=where,
                         max_staleness=max_staleness, runs=runs, step=number, timeout=timeout,
@@ -222,8 +224,7 @@ class ShardedBuffer:
         number = self._agreed("step", lambda: checks.whole_number("step", step))
 
         def draw() -> tuple[int, list[list[int]]]:
-            count, _ = checks.quotas("n", n)
-            divided(range(count), [0] * count, self.num_shards, even=even)  # raises before the draw
+            self._check_divides(n, even)
             draw_id, found = self._buffer._sample_unread(
                 n, policy, timeout=timeout, tasks=tasks, where=where,
                 max_staleness=max_staleness, runs=runs, step=number,
@@ -233,15 +234,22 @@ class ShardedBuffer:
         draw_id, parts = self._on_first(draw)
         return self._if_all(lambda: self._buffer.redraw(draw_id, parts[self.shard]))
 
+    def _check_divides(self, n: int | Mapping[str, int], even: bool) -> None:
+        """Raise before waiting for groups if their number cannot be divided."""
+        count, _ = checks.quotas("n", n)
+        divided(range(count), [0] * count, self.num_shards, even=even)
+
     def _interrupted(self, step: int, ttl: float) -> blocking.Lease | None:
         """Resume the lease that an earlier process took for a step."""
         if not self._may_resume:
             return None
-        self._may_resume = False
+        opened = None
         for one in self._buffer.leases():
             if (one.owner, one.step) == (self._owner, step):
-                return self._buffer.open_lease(one.id, ttl=ttl, load=False)
-        return None
+                opened = self._buffer.open_lease(one.id, ttl=ttl, load=False)
+                break
+        self._may_resume = False
+        return opened
 
     def _agreed(self, field: str, call: Callable[[], T]) -> T:
         """Return what a call returns on every rank; raise if it is not the same on all."""

@@ -74,6 +74,21 @@ async def test_a_lease_without_payloads_reads_none(buffer: Buffer, url: str) -> 
     assert (await buffer.open_lease(lease.id, ttl=60, load=False)).ids == [damaged]
 
 
+async def test_a_read_only_store_reads_a_lease(buffer: Buffer, url: str) -> None:
+    """It reports damage without marking the groups."""
+    ids = await buffer.put(groups(2))
+    lease = await buffer.lease(2, ttl=60)
+    await damage(url, ids[0])
+    async with Store.open(url, read_only=True) as store:
+        there = await store.buffer("math", create=False)
+        with pytest.raises(rdb.CorruptPayloadError) as caught:
+            await there.read_lease(lease.id)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[1]]
+    assert await buffer.count(statuses="leased") == 2
+
+
 async def test_a_lease_without_groups_that_were_read(buffer: Buffer) -> None:
     await buffer.put(groups(3))
     lease = await buffer.lease(3, ttl=60, load=False)
