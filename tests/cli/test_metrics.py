@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replaydb import Store, blocking
-from replaydb.training.prometheus import COUNTERS, GAUGES, StoreCollector
+from replaydb.database.repository import buffers, metrics
+from replaydb.training.prometheus import COUNTERS, GAUGES, BufferCollector, StoreCollector
 from support.command import run
 from support.engines import both_engines
 from support.groups import groups
@@ -94,6 +96,26 @@ def test_only_named_buffers_are_exported(filled_url: str) -> None:
         assert up.samples[0].value == 1.0
         assert {one.labels["buffer"] for family in families for one in family.samples} == {"code"}
         assert len(list(StoreCollector(store, ["gone"]).collect())) == 1
+
+
+def test_a_scrape_without_totals_reads_no_group(
+    filled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("a statement that reads every group")
+
+    monkeypatch.setattr(metrics, "sum_by_status", refused)
+    monkeypatch.setattr(buffers, "select_buffers", refused)
+    with blocking.Store.open(filled_url, read_only=True) as store:
+        families = [family.name for family in StoreCollector(store, totals=False).collect()]
+        math = BufferCollector(store.buffer("math", create=False), totals=False)
+        assert "replaydb_gen_groups" in [family.name for family in math.collect()]
+    assert "replaydb_gen_groups" in families
+    assert "replaydb_buffer_status" not in families
+    with serving(filled_url, "--no-totals") as address:
+        text = scraped(address)
+    assert "replaydb_gen_groups_total" in text
+    assert "replaydb_buffer_status" not in text
 
 
 def test_a_missing_database_is_reported(sqlite_url: str) -> None:

@@ -37,6 +37,12 @@ def serve(
     max_age: Annotated[
         float, typer.Option(min=0.0, help="Cache responses for this many seconds.")
     ] = 5.0,
+    totals: Annotated[
+        bool,
+        typer.Option(
+            help="Sum over all groups at each scrape, which takes seconds for a million of them."
+        ),
+    ] = True,
 ) -> None:
     """Serve Prometheus metrics of buffers until Ctrl-C (read-only)."""
     extras.need("prometheus", "replaydb metrics")
@@ -50,8 +56,11 @@ def serve(
     with blocking.Store.open(url, read_only=True) as store:
         for name in buffer or ():
             store.buffer(name, create=False)
+        collector = StoreCollector(
+            store, buffer or None, draws=draws, max_age=max_age, totals=totals
+        )
         registry = CollectorRegistry()
-        registry.register(StoreCollector(store, buffer or None, draws=draws, max_age=max_age))
+        registry.register(collector)
         try:
             server, thread = start_http_server(port, host, registry)
         except OSError as error:

@@ -91,15 +91,24 @@ class BufferCollector(Collector):
         buffer: A buffer of a blocking store.
         draws: Number of recent draws to cover, see `Buffer.metrics`; 100 by default.
         max_age: Seconds for which metrics are cached; 5 by default.
+        totals: Whether to sum over all groups at each scrape, see `Buffer.metrics`; by default yes.
 
     Raises:
         InvalidInputError: An argument is invalid.
     """
 
-    def __init__(self, buffer: blocking.Buffer, *, draws: int = 100, max_age: float = 5.0) -> None:
+    def __init__(
+        self,
+        buffer: blocking.Buffer,
+        *,
+        draws: int = 100,
+        max_age: float = 5.0,
+        totals: bool = True,
+    ) -> None:
         self.buffer = buffer
         self.draws = checks.whole_number("draws", draws, least=1)
         self.max_age = checks.number("max_age", max_age, least=0.0)
+        self.totals = checks.flag("totals", totals)
         self._cached = _Cached(self._read, self.max_age)
 
     def collect(self) -> Iterator[Metric]:
@@ -111,7 +120,7 @@ class BufferCollector(Collector):
         return []
 
     def _read(self) -> Mapping[str, Mapping[str, float]]:
-        return {self.buffer.name: self.buffer.metrics(draws=self.draws)}
+        return {self.buffer.name: self.buffer.metrics(draws=self.draws, totals=self.totals)}
 
 
 class StoreCollector(Collector):
@@ -124,6 +133,7 @@ class StoreCollector(Collector):
         buffers: Names of buffers; None (default) for all buffers at the time of each scrape.
         draws: Number of recent draws to cover, see `Buffer.metrics`; 100 by default.
         max_age: Seconds for which metrics are cached; 5 by default.
+        totals: Whether to sum over all groups at each scrape, see `Buffer.metrics`; by default yes.
 
     Raises:
         InvalidInputError: An argument is invalid.
@@ -136,11 +146,13 @@ class StoreCollector(Collector):
         *,
         draws: int = 100,
         max_age: float = 5.0,
+        totals: bool = True,
     ) -> None:
         self.store = store
         self.buffers = checks.names("buffers", buffers)
         self.draws = checks.whole_number("draws", draws, least=1)
         self.max_age = checks.number("max_age", max_age, least=0.0)
+        self.totals = checks.flag("totals", totals)
         self._cached = _Cached(self._read, self.max_age)
         self._lag: float | None = None
 
@@ -171,15 +183,12 @@ class StoreCollector(Collector):
 
     def _read(self) -> Mapping[str, Mapping[str, float]]:
         self._lag = self.store.replication_lag()
-        if self.buffers is None:
-            names = frozenset(info.name for info in self.store.buffers())
-        else:
-            names = self.buffers
+        names = self.store.buffer_names() if self.buffers is None else self.buffers
         numbers = {}
         for name in sorted(names):
             try:
                 buffer = self.store.buffer(name, create=False)
-                numbers[name] = buffer.metrics(draws=self.draws)
+                numbers[name] = buffer.metrics(draws=self.draws, totals=self.totals)
             except UnknownBufferError as error:  # deleted; the other buffers have metrics
                 logger.warning("no metrics: %s", error)
         return numbers
