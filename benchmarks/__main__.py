@@ -51,7 +51,9 @@ async def measure(
 def main() -> None:
     """Parse arguments, run, print. After an interrupt the results so far are printed."""
     arguments = _arguments()
-    options = Options(rows=tuple(arguments.rows), rounds=arguments.rounds)
+    options = Options(
+        rows=tuple(arguments.rows), rounds=arguments.rounds, seconds=arguments.seconds
+    )
     names = arguments.names or list(BENCHMARKS)
     facts, results = machine(), list[Result]()
     try:
@@ -75,13 +77,20 @@ def _arguments() -> argparse.Namespace:
         type=int,
         nargs="+",
         default=Options().rows,
-        help="groups in the buffers of scale; the largest up to 1,000,000 for advance and viewers",
+        help="groups in the buffers of scale; the largest up to 1,000,000 for advance and viewers; "
+        "the smallest and largest for growth",
     )
     parser.add_argument(
         "--rounds",
         type=int,
         default=Options().rounds,
         help="rounds of short measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Options().seconds,
+        help="unit of measurements over a period of time (default: %(default)s)",
     )
     parser.add_argument(
         "--database", choices=ENGINES, default="both", help="engines (default: %(default)s)"

@@ -12,7 +12,8 @@ class Options:
     """Sizes of a run.
 
     Attributes:
-        rows: Numbers of groups in the buffers of `scale`, `advance` and `viewers`.
+        rows: Numbers of groups in the buffers of `scale`, `advance` and `viewers`, and the smallest
+            and largest of `growth`.
         shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `memory`, and of `fleet`
             and `shards`, which use the first two.
         megabytes: Minimum amount of data that a round of these moves.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, fleet, neighbors, network, scale, shared, viewers
+from benchmarks.scaling import advance, fleet, growth, neighbors, network, scale, shared, viewers
 from benchmarks.training import loader, memory, shards, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "scale": scale.run,
     "advance": advance.run,
     "viewers": viewers.run,
+    "growth": growth.run,
     "neighbors": neighbors.run,
     "network": network.run,
     "shared": shared.run,
@@ -35,5 +36,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 }
 #: Benchmarks without a database, which run once.
 WITHOUT_ENGINE = frozenset({"tensors"})
-#: Benchmarks of a database on another machine.
-ONLY_POSTGRESQL = frozenset({"fleet", "network", "shared"})
+#: Benchmarks of a database on another machine, or of what only PostgreSQL has.
+ONLY_POSTGRESQL = frozenset({"fleet", "growth", "network", "shared"})

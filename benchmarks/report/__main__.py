@@ -4,7 +4,8 @@ python -m benchmarks.report RESULTS.json [PEERS.json ...]
 
 Tables are written between `<!-- results: NAME -->` and `<!-- /results -->`, where NAME is a
 benchmark, "targets" (all results with a target), "machine", "peers", "peer-targets",
-"relative-to-reverb", "fleet-needs" or "fleet-limits". Tables without results in the files stay
+"relative-to-reverb", "fleet-needs", "fleet-limits", "growth-calls" or "growth-tables". Tables
+without results in the files stay
 unchanged.
 """
 

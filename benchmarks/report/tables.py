@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from benchmarks.peers.race import loads
 from benchmarks.peers.report import BATCH, SAFETY, SIZES, SMALLEST, SPEED
@@ -69,6 +70,12 @@ def table(name: str, findings: Findings) -> list[str]:
             lines += _pivot(pivoted, *PIVOTS[name])
             rest = [one for one in rest if one not in pivoted]
     return [*lines[1:], *(["", *_list(rest)] if rest else [])]
+
+
+def _growth(findings: Findings, row: str) -> list[str]:
+    """Return the table of what `growth` measured for each call, or each database table."""
+    results = [one for one in findings.of("growth") if row in one.facts]
+    return _pivot(results, (row,), ("column",)) if results else []
 
 
 def _all_peers(findings: Findings) -> list[str]:
@@ -200,6 +207,11 @@ _TABLES: Mapping[str, Callable[[Findings], list[str]]] = {
     "peers": _all_peers,
     "peer-targets": _peer_targets,
     "relative-to-reverb": _relative_to_reverb,
+    "growth-calls": partial(_growth, row="call"),
+    "growth-tables": partial(_growth, row="table"),
+    "growth": lambda findings: _list(
+        [one for one in findings.of("growth") if "column" not in one.facts]
+    ),
     "fleet": fleet.costs,
     "fleet-needs": fleet.needs,
     "fleet-limits": fleet.limits,

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import replaydb as rdb
+from replaydb.operations import verify
 from support.engines import postgresql_nightly
 from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Benchmarks that take several seconds even with tiny sizes.
-LONG = "fleet loader loop memory neighbors open packs shards shared step trainers viewers"
+LONG = (
+    "fleet growth loader loop memory neighbors open packs shards shared step trainers viewers"
+)
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite
@@ -58,6 +63,12 @@ import asyncio, sys
 from benchmarks.filling import fill
 
 asyncio.run(fill(sys.argv[1], 100))
+"""
+MULTIPLY = """
+import asyncio, sys
+from benchmarks.multiplying import multiply
+
+asyncio.run(multiply(sys.argv[1], 1000))
 """
 WALK = """
 import asyncio, json, sys
@@ -110,6 +121,24 @@ async def test_benchmarks_run(
 async def test_filled_buffers_are_consistent(url: str, environment: dict[str, str]) -> None:
     await run(FILL, url, environment=environment)
     assert len(await check_invariants(url)) == 100
+
+
+@pytest.mark.parametrize("engine_name", ["postgresql"])
+async def test_multiplied_buffers_are_sound(url: str, environment: dict[str, str]) -> None:
+    await run(MULTIPLY, url, environment=environment)
+    rows = await check_invariants(url)
+    assert Counter(row["group_status"] for row in rows) == {"archived": 500, "completed": 500}
+    async with rdb.Store.open(url) as store:
+        report = await verify(store)
+        assert report.is_sound, report.problems
+        assert report.num_payloads == 1000
+        buffer = await store.buffer("bench", create=False)
+        *_, drawn, _ = await buffer.draws()
+        assert len(drawn.group_ids) == 32
+        assert set(drawn.outcomes) == {"acked"}
+        await buffer.put(rdb.EpisodeGroup("bench", [rdb.Episode(prompt_ids=[1], response_ids=[2])]))
+        assert len(await buffer.sample(40)) == 40
+        assert len(await buffer.find(where=rdb.col.tags["level"] == "hard", limit=9)) == 9
 
 
 @postgresql_nightly
