@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
 import replaydb as rdb
 from replaydb import Store, operations
@@ -330,6 +330,28 @@ async def test_draws_locked_by_another_deletion_are_skipped(
             await connection.execute(select(draw.c.id).where(draw.c.step == 2).with_for_update())
             assert (await operations.prune_draws(store, dry_run=False)).num_draws == 3
         assert [one.step for one in await buffer.draws()] == [2]
+
+
+async def test_groups_and_draws_of_large_buffers_are_found_in_time(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock stands in for reads of millions of rows, which take longer than other calls may."""
+    monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 1.0)
+    async with Store.open(postgresql_url, run="test") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        await buffer.sample(1)
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(text("LOCK TABLE episode_group, draw"))
+            found = asyncio.gather(
+                operations.prune_groups(store, statuses="completed"),
+                operations.prune_draws(store),
+                operations.delete_run(store, "test", dry_run=True),
+            )
+            await asyncio.sleep(2.5)
+            assert not found.done()
+        counts = [(one.num_groups, one.num_draws) for one in await found]
+        assert counts == [(2, 0), (0, 1), (2, 1)]
 
 
 async def test_an_active_run_is_not_deleted(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Column, ColumnElement, Connection
 
@@ -21,9 +22,12 @@ from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.schema import draw, group
 from replaydb.database.statements import history
 from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
+from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
 from replaydb.store import Store
+
+T = TypeVar("T")
 
 #: Target duration of a step, which holds locks; groups or draws in the first and largest step.
 STEP_SECONDS = 0.05
@@ -215,9 +219,7 @@ async def delete_run(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
 
     async def delete_contents() -> None:
-        leased = await store._database.read(
-            lambda it: execute(it, history.select_leased_of_run(name))
-        )
+        leased = await task.read(lambda it: execute(it, history.select_leased_of_run(name)))
         if leased:
             raise GroupLeasedError([row.id for row in leased])
         put = filters.of_runs([name]) & WITHOUT_LEASE
@@ -233,7 +235,7 @@ async def delete_run(
         return task.done
     attempts = 0
     # Tried first, so that it fails before anything is deleted if the user may not delete runs.
-    while not await store._database.write(run_deleted):
+    while not await store._database.write(run_deleted, end=end_in(BULK_SECONDS)):
         if attempts == ATTEMPTS:
             raise InvalidInputError("name", "a run that has ended", f"{name!r}, which is active")
         await delete_contents()
@@ -282,7 +284,7 @@ class _Deletion:
 
     async def delete_groups(self, row: BufferRow, which: Selection) -> None:
         """Delete groups of a buffer that exist now."""
-        expected, last = await self._database.read(lambda it: _measured(it, which))
+        expected, last = await self.read(lambda it: _measured(it, which))
         if self.done.dry_run:
             self._add(expected)
             return
@@ -301,7 +303,7 @@ class _Deletion:
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""
         weigh = history.weigh_draws(condition)
-        [found] = await self._database.read(lambda it: execute(it, weigh))
+        [found] = await self.read(lambda it: execute(it, weigh))
         if self.done.dry_run:
             self._add(Removal(True, num_draws=found.number))
             return
@@ -328,7 +330,7 @@ class _Deletion:
 
         while after < last:
             some = history.select_ids_between(key, condition, after, last, PAGE)
-            ids = [row.id for row in await self._database.read(partial(execute, statement=some))]
+            ids = [row.id for row in await self.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
                 removal, seconds = await self._database.write(partial(step, ids=ids[:size]))
@@ -338,6 +340,10 @@ class _Deletion:
                 size = min(size, LONGEST_STEP)
                 await asyncio.sleep(self._database.backend.turn_seconds)  # lets other writers in
         self._database.signal.announce()
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run a read, which may pass over every group or draw of a buffer."""
+        return await self._database.read(work, end=end_in(BULK_SECONDS))
 
     def _add(self, more: Removal) -> None:
         self.done = Removal(
