@@ -332,6 +332,31 @@ async def test_draws_locked_by_another_deletion_are_skipped(
         assert [one.step for one in await buffer.draws()] == [2]
 
 
+async def test_steps_do_not_shrink_while_they_wait(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Busy clients hold the locks most of the time. On SQLite a step begins with the lock."""
+    monkeypatch.setattr(removal, "FIRST_STEP", 3)
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(6))
+        deleted: list[int] = []
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(select(task.c.id).with_for_update())
+            pruning = asyncio.create_task(
+                operations.prune_groups(
+                    store,
+                    statuses="completed",
+                    dry_run=False,
+                    progress=lambda done, _: deleted.append(done),
+                )
+            )
+            await asyncio.sleep(1)
+            assert not pruning.done()
+        await pruning
+        assert deleted == [3, 6]
+
+
 async def test_groups_and_draws_of_large_buffers_are_found_in_time(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,20 @@ async def delete_run(
     return task.done
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of a deletion.
+
+    Attributes:
+        removal: What it deleted.
+        seconds: How long it worked, holding locks. The time that it waited for them is not
+            included: among busy clients, steps would become shorter and shorter.
+    """
+
+    removal: Removal
+    seconds: float
+
+
 class _Deletion:
     """A running deletion.
 
@@ -290,13 +304,14 @@ class _Deletion:
             return
         self._total += expected.num_groups
 
-        def delete(connection: Connection, ids: Sequence[int]) -> Removal:
+        def delete(connection: Connection, ids: Sequence[int]) -> _Step:
             with buffer_locked(connection, self.scope(row)) as buffer:
+                begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
                 still = replace(which, ids=ids)
                 removal, _ = _measured(connection, still)
                 transitions.delete(buffer, still.condition, "deleted")
-                return removal
+                return _Step(removal, time.perf_counter() - begun)
 
         await self._in_steps(group.id, which.condition, last, delete)
 
@@ -309,8 +324,10 @@ class _Deletion:
             return
         self._total += found.number
 
-        def delete(connection: Connection, ids: Sequence[int]) -> Removal:
-            return Removal(False, num_draws=execute(connection, history.delete_draws(ids)))
+        def delete(connection: Connection, ids: Sequence[int]) -> _Step:
+            begun = time.perf_counter()
+            number = execute(connection, history.delete_draws(ids))
+            return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
 
         await self._in_steps(draw.c.id, condition, found.last or 0, delete)
 
@@ -319,24 +336,20 @@ class _Deletion:
         key: Column[int],
         condition: ColumnElement[bool],
         last: int,
-        delete: Callable[[Connection, Sequence[int]], Removal],
+        delete: Callable[[Connection, Sequence[int]], _Step],
     ) -> None:
         """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`."""
         size, after = FIRST_STEP, 0
-
-        def step(connection: Connection, ids: Sequence[int]) -> tuple[Removal, float]:
-            begun = time.perf_counter()
-            return delete(connection, ids), time.perf_counter() - begun
 
         while after < last:
             some = history.select_ids_between(key, condition, after, last, PAGE)
             ids = [row.id for row in await self.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
-                removal, seconds = await self._database.write(partial(step, ids=ids[:size]))
+                step = await self._database.write(partial(delete, ids=ids[:size]))
                 del ids[:size]
-                self._add(removal)
-                size = int(size * STEP_SECONDS / max(seconds, STEP_SECONDS / 2)) or 1
+                self._add(step.removal)
+                size = int(size * STEP_SECONDS / max(step.seconds, STEP_SECONDS / 2)) or 1
                 size = min(size, LONGEST_STEP)
                 await asyncio.sleep(self._database.backend.turn_seconds)  # lets other writers in
         self._database.signal.announce()
