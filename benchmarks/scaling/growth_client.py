@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -55,8 +56,9 @@ async def _cycle(store: rdb.Store, buffer: rdb.Buffer) -> None:
 
 
 async def _update_priorities(_: rdb.Store, buffer: rdb.Buffer) -> None:
-    drawn = await buffer.peek(N, rdb.Uniform(), at_least=1)
-    await buffer.update_priorities(drawn.ids, [1.0 + one % 13 for one in drawn.ids])
+    [newest] = await buffer.find(limit=1, order_by=rdb.col.id.desc())
+    ids = random.sample(range(newest.id // 2, newest.id), N)
+    await buffer.update_priorities(ids, [random.uniform(1, 13) for _ in ids])
 
 
 async def _delete(_: rdb.Store, buffer: rdb.Buffer) -> None:
@@ -79,6 +81,7 @@ BOUNDED: Mapping[str, Call] = {
     f"lease + ack {N}, Fifo": partial(_lease, policy=rdb.Fifo()),
     f"lease + ack {N}, Uniform": partial(_lease, policy=rdb.Uniform()),
     f"update_priorities {N}": _update_priorities,
+    f"peek {N}, Fifo": lambda _, buffer: buffer.peek(N, rdb.Fifo(), at_least=1),
     "delete 1": _delete,
     "stats(totals=False)": lambda _, buffer: buffer.stats(totals=False),
     "metrics(totals=False)": lambda _, buffer: buffer.metrics(totals=False),
@@ -105,6 +108,7 @@ BOUNDED: Mapping[str, Call] = {
 UNBOUNDED: Mapping[str, Call] = {
     "count()": lambda _, buffer: buffer.count(),
     "buffers": lambda store, _: store.buffers(),
+    f"peek {N}, Uniform": lambda _, buffer: buffer.peek(N, rdb.Uniform(), at_least=1),
     "stats()": lambda _, buffer: buffer.stats(),
     "metrics()": lambda _, buffer: buffer.metrics(),
     f"find(limit={PAGE}, order_by=reward_mean)": lambda _, buffer: buffer.find(
