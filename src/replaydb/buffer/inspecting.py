@@ -216,6 +216,7 @@ class Inspecting(BufferCore):
             lambda connection: groups.count(
                 connection, narrowed(connection, self._row, which), most
             ),
+            end=end_in(BULK_SECONDS),
             single=which.where is None,  # a filter may use a tag index
         )
 
@@ -235,6 +236,7 @@ class Inspecting(BufferCore):
         sums = checks.flag("totals", totals)
         return await self._read(
             lambda connection: groups.stats(connection, self.id, self.name, sums=sums),
+            end=end_in(BULK_SECONDS) if sums else None,
             single=True,
         )
 
@@ -427,6 +429,7 @@ class Inspecting(BufferCore):
             lambda connection: metrics.collect(
                 self._database.backend, connection, self.id, self.name, number, sums=sums
             ),
+            end=end_in(BULK_SECONDS) if sums else None,
             single=True,
         )
         cache = self._payloads.cache

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
-from replaydb import Buffer, Fifo, GroupStatus, Lifo
+from replaydb import Buffer, DatabaseUnavailableError, Fifo, GroupStatus, Lifo, Store
+from replaydb.database import transactions
 from replaydb.database.statements.statistics import STALENESS_BINS
 from support.clock import Clock
+from support.connections import transaction
 from support.groups import episode, group, groups
 
 
@@ -199,3 +203,22 @@ async def test_every_name_is_documented(buffer: Buffer) -> None:
     assert shown == documented
     for name, *_ in STALENESS_BINS:
         assert f"`{name}`" in text
+
+
+async def test_sums_over_large_buffers_are_computed_in_time(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock stands in for a scan of millions of rows, which takes longer than other calls may."""
+    monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 1.0)
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(3))
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(text("LOCK TABLE episode_group"))
+            sums = asyncio.gather(buffer.count(), buffer.stats(), buffer.metrics())
+            with pytest.raises(DatabaseUnavailableError):
+                await buffer.stats(totals=False)
+            await asyncio.sleep(1.5)
+            assert not sums.done()
+        count, stats, metrics = await sums
+        assert count == stats.totals[0].num_groups == metrics["buffer/groups"] == 3
