@@ -313,7 +313,7 @@ class _Deletion:
                 transitions.delete(buffer, still.condition, "deleted")
                 return _Step(removal, time.perf_counter() - begun)
 
-        await self._in_steps(group.id, which.condition, last, delete)
+        await self._in_steps(group.id, replace(which, by_id=True).condition, last, delete)
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""

@@ -52,6 +52,7 @@ from replaydb.database.statements.episode_group import (
     age_groups,
     age_groups_by_id,
     archive_groups,
+    delete_groups,
     expire_groups,
     mark_leased,
     mark_sampled,
@@ -67,14 +68,18 @@ from replaydb.database.statements.episode_group import (
 )
 from replaydb.database.statements.history import (
     delete_draws,
+    ended_draws,
     select_archived,
     select_archived_beyond,
     select_draws_beyond,
     select_ended_draws,
+    select_ids_between,
+    weigh_groups,
 )
 from replaydb.database.statements.lease import (
     select_any_overdue,
     select_leased,
+    select_leases_of,
     select_overdue,
     select_past_deadline,
 )
@@ -101,7 +106,12 @@ from replaydb.database.statements.payload import (
     select_transcripts,
 )
 from replaydb.database.statements.run_totals import count_drawn, sum_draws, sum_put
-from replaydb.database.statements.selections import past_deadline, selection, too_stale
+from replaydb.database.statements.selections import (
+    WITHOUT_LEASE,
+    past_deadline,
+    selection,
+    too_stale,
+)
 from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.statements.tag import (
     count_tagged,
@@ -682,6 +692,35 @@ async def test_draws_are_deleted_by_id(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, delete_draws([3, 4, 5]))
     assert not plan.scans, plan.text
     assert "pk_draw" in plan.indexes, plan.text
+
+
+def of_a_step() -> Any:
+    """Condition of a step of `prune_groups`."""
+    old = (group.created_at < NOW) & WITHOUT_LEASE
+    return selection(1, ids=[3, 4, 5], statuses=["archived"], where=old)
+
+
+@pytest.mark.parametrize("build", [weigh_groups, select_leases_of, select_sums, delete_groups])
+async def test_steps_of_a_deletion_find_their_groups_by_id(
+    connection: AsyncConnection, build: Callable[[Any], Any]
+) -> None:
+    plan = await plan_of(connection, build(of_a_step()))
+    assert not plan.scans, plan.text
+    children = {f"pk_{one.name}" for one in (episode, group_tag, payload, transcript)}
+    assert plan.indexes - children == {"pk_episode_group"}, plan.text
+
+
+async def test_pages_of_a_deletion_are_ranges_of_ids(connection: AsyncConnection) -> None:
+    """However many groups and draws there are below and above."""
+    old = (group.created_at < NOW) & WITHOUT_LEASE
+    archived = selection(1, statuses=["archived"], where=old, by_id=True)
+    plan = await plan_of(connection, select_ids_between(group.id, archived, 500, 600, 50))
+    assert not plan.scans, plan.text
+    assert plan.indexes == {"pk_episode_group"}, plan.text
+    ended = ended_draws(1, before=NOW)
+    plan = await plan_of(connection, select_ids_between(draw.c.id, ended, 500, 600, 50))
+    assert not plan.scans & {"draw"}, plan.text
+    assert plan.indexes & {"pk_draw", "ix_draw_latest"}, plan.text
 
 
 @pytest.mark.parametrize("select_some", [select_too_stale, select_all_too_stale])

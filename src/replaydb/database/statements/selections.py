@@ -16,7 +16,10 @@ from replaydb.episodes import GroupStatus
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups of a buffer that meet every condition given."""
+    """The groups of a buffer that meet every condition given.
+
+    `by_id`: their ids or a range of ids are known, and no index of buffers is to be read instead.
+    """
 
     buffer_id: int
     ids: Sequence[int] | None = None
@@ -24,6 +27,7 @@ class Selection:
     tasks: Collection[str] | None = None
     statuses: Collection[str] | None = None
     where: ColumnElement[bool] | None = None
+    by_id: bool = False
 
     @property
     def condition(self) -> ColumnElement[bool]:
@@ -35,6 +39,7 @@ class Selection:
             tasks=self.tasks,
             statuses=self.statuses,
             where=self.where,
+            by_id=self.by_id,
         )
 
 
@@ -46,12 +51,15 @@ def selection(
     tasks: Collection[str] | None = None,
     statuses: Collection[str] | None = None,
     where: ColumnElement[bool] | None = None,
+    by_id: bool = False,
 ) -> ColumnElement[bool]:
     """Return the condition for groups of a buffer that meet every condition given."""
     condition = group.buffer_id == buffer_id
-    if ids is not None:
+    if ids is not None or by_id:
         # Without statistics, SQLite would prefer an index of buffers to the primary key.
-        condition = (group.buffer_id + 0 == buffer_id) & among(group.id, ids)
+        condition = group.buffer_id + 0 == buffer_id
+    if ids is not None:
+        condition &= among(group.id, ids)
     if uids is not None:
         condition &= among(group.group_uid, uids)
     if tasks is not None:
