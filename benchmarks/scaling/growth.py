@@ -10,7 +10,7 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -21,12 +21,13 @@ from benchmarks.bench import Bench
 from benchmarks.multiplying import DAYS, multiply
 from benchmarks.processes import Child, children
 from benchmarks.results import Result, seconds
-from benchmarks.scaling.growth_client import CALLS, KINDS
+from benchmarks.scaling.growth_client import CALLS, KINDS, UNBOUNDED
 from replaydb.operations import prune_draws, prune_groups
 from replaydb.operations.removal import Removal
 
+CLIENT = "benchmarks.scaling.growth_client"
 #: History that is older than this is deleted at the end.
-OLDER_THAN = 86_400.0 * DAYS * 3 / 4
+OLDER_THAN = 86_400.0 * DAYS * 11 / 12
 
 _BLOCKS = """
 SELECT coalesce(sum(coalesce(heap_blks_read, 0) + coalesce(heap_blks_hit, 0)
@@ -99,28 +100,30 @@ async def server(url: str) -> AsyncIterator[Server]:
 
 async def calls(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Result]:
     """Measure blocks and milliseconds of every call, each on connections of its own."""
-    found: dict[tuple[str, int], tuple[int, float]] = {}
-    for rows, url in urls.items():
-        async with server(url) as its, children("benchmarks.scaling.growth_client", 1, url) as [me]:
-            for name in CALLS:
-                bench.report(f"{rows:,} groups: {name}")
-                rounds = []
-                for _ in range(bench.options.long_rounds):
+    async with AsyncExitStack() as stack:
+        sides: dict[int, tuple[Server, Child]] = {}
+        for rows, url in urls.items():
+            [child] = await stack.enter_async_context(children(CLIENT, 1, url))
+            sides[rows] = await stack.enter_async_context(server(url)), child
+        for name in CALLS:
+            blocks: dict[int, int] = {}
+            for rows, (its, child) in sides.items():
+                rounds: list[tuple[int, float]] = []
+                # Reading millions of rows once is enough.
+                for _ in range(1 if name in UNBOUNDED else bench.options.long_rounds):
+                    bench.report(f"{rows:,} groups: {name}")
                     before = await its.blocks()
-                    taken = float(await me.ask("once", name))
+                    taken = float(await child.ask("once", name))
                     rounds.append((await its.blocks() - before, taken))
-                # Fewest: autovacuum may read at the same time.
-                blocks = min(number for number, _ in rounds)
-                found[name, rows] = blocks, 1e3 * statistics.median(took for _, took in rounds)
-    smallest, largest = min(urls), max(urls)
-    for name in CALLS:
-        for rows in urls:
-            for value, unit in zip(found[name, rows], ("blocks", "ms"), strict=True):
-                column = f"{rows:,} groups, {unit}"
-                yield bench.result(f"{name}: {column}", value, unit, call=name, column=column)
-        ratio = found[name, largest][0] / max(1, found[name, smallest][0])
-        column = "ratio of blocks"
-        yield bench.result(f"{name}: {column}", ratio, "x", call=name, column=column)
+                # The fewest, as autovacuum may read at the same time.
+                blocks[rows] = min(number for number, _ in rounds)
+                milliseconds = 1e3 * statistics.median(taken for _, taken in rounds)
+                for value, unit in ((blocks[rows], "blocks"), (milliseconds, "ms")):
+                    column = f"{rows:,} groups, {unit}"
+                    yield bench.result(f"{name}: {column}", value, unit, call=name, column=column)
+            ratio = blocks[max(urls)] / max(1, blocks[min(urls)])
+            column = "ratio of blocks"
+            yield bench.result(f"{name}: {column}", ratio, "x", call=name, column=column)
 
 
 async def load(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Result]:
@@ -191,7 +194,7 @@ async def deletion(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Resul
 @asynccontextmanager
 async def clients(url: str) -> AsyncIterator[dict[str, Child]]:
     """Run a process for each kind of call during a block."""
-    async with children("benchmarks.scaling.growth_client", len(KINDS), url) as started:
+    async with children(CLIENT, len(KINDS), url) as started:
         yield dict(zip(KINDS, started, strict=True))
 
 

@@ -22,8 +22,8 @@ from replaydb.operations import examine
 from replaydb.policies import SamplingPolicy
 from replaydb.ui import application
 
-#: Rows of a page.
-PAGE = 50
+#: Rows of a page, and the id of a group that is not deleted.
+PAGE, ONE = 50, 100
 
 Call = Callable[[rdb.Store, rdb.Buffer], Awaitable[object]]
 
@@ -97,7 +97,7 @@ BOUNDED: Mapping[str, Call] = {
     f"find(limit={PAGE}, statuses='failed')": lambda _, buffer: buffer.find(
         limit=PAGE, statuses="failed"
     ),
-    "get 1": lambda _, buffer: buffer.get([9]),
+    "get 1": lambda _, buffer: buffer.get([ONE]),
     f"draws(limit={PAGE})": lambda _, buffer: buffer.draws(limit=PAGE),
     f"steps(limit={PAGE})": lambda _, buffer: buffer.steps(limit=PAGE),
     "leases": lambda _, buffer: buffer.leases(),
@@ -119,7 +119,7 @@ UNBOUNDED: Mapping[str, Call] = {
 PAGES = {
     "page: overview": "/?buffer=bench",
     "page: groups": "/groups?buffer=bench",
-    "page: group": "/group?buffer=bench&id=9",
+    "page: group": f"/group?buffer=bench&id={ONE}",
     "page: prompt": "/prompt?buffer=bench&uid=prompt-7",
     "page: runs": "/runs",
     "page: run": "/run?name=bench",
