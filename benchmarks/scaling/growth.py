@@ -27,7 +27,7 @@ from replaydb.operations.removal import Removal
 
 CLIENT = "benchmarks.scaling.growth_client"
 #: History that is older than this is deleted at the end.
-OLDER_THAN = 86_400.0 * DAYS * 11 / 12
+OLDER_THAN = 86_400.0 * DAYS * 19 / 20
 
 _BLOCKS = """
 SELECT coalesce(sum(coalesce(heap_blks_read, 0) + coalesce(heap_blks_hit, 0)

@@ -37,12 +37,13 @@ def serve(
     max_age: Annotated[
         float, typer.Option(min=0.0, help="Cache responses for this many seconds.")
     ] = 5.0,
-    totals: Annotated[
+    no_totals: Annotated[
         bool,
         typer.Option(
-            help="Sum over all groups at each scrape, which takes seconds for a million of them."
+            "--no-totals",
+            help="Omit sums over all groups, which take seconds for a million of them.",
         ),
-    ] = True,
+    ] = False,
 ) -> None:
     """Serve Prometheus metrics of buffers until Ctrl-C (read-only)."""
     extras.need("prometheus", "replaydb metrics")
@@ -57,7 +58,7 @@ def serve(
         for name in buffer or ():
             store.buffer(name, create=False)
         collector = StoreCollector(
-            store, buffer or None, draws=draws, max_age=max_age, totals=totals
+            store, buffer or None, draws=draws, max_age=max_age, totals=not no_totals
         )
         registry = CollectorRegistry()
         registry.register(collector)
