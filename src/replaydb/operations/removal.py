@@ -304,7 +304,7 @@ class _Deletion:
             return
         self._total += expected.num_groups
 
-        def delete(connection: Connection, ids: Sequence[int]) -> _Step:
+        def delete(ids: Sequence[int], connection: Connection) -> _Step:
             with buffer_locked(connection, self.scope(row)) as buffer:
                 begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
@@ -324,7 +324,7 @@ class _Deletion:
             return
         self._total += found.number
 
-        def delete(connection: Connection, ids: Sequence[int]) -> _Step:
+        def delete(ids: Sequence[int], connection: Connection) -> _Step:
             begun = time.perf_counter()
             number = execute(connection, history.delete_draws(ids))
             return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
@@ -336,7 +336,7 @@ class _Deletion:
         key: Column[int],
         condition: ColumnElement[bool],
         last: int,
-        delete: Callable[[Connection, Sequence[int]], _Step],
+        delete: Callable[[Sequence[int], Connection], _Step],
     ) -> None:
         """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`."""
         size, after = FIRST_STEP, 0
@@ -346,7 +346,7 @@ class _Deletion:
             ids = [row.id for row in await self.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
-                step = await self._database.write(partial(delete, ids=ids[:size]))
+                step = await self._database.write(partial(delete, ids[:size]))
                 del ids[:size]
                 self._add(step.removal)
                 size = int(size * STEP_SECONDS / max(step.seconds, STEP_SECONDS / 2)) or 1
