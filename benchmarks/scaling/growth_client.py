@@ -42,11 +42,11 @@ async def _put(_: rdb.Store, buffer: rdb.Buffer, count: int) -> None:
 async def _sample(
     _: rdb.Store, buffer: rdb.Buffer, policy: SamplingPolicy, where: Any = None
 ) -> None:
-    await buffer.sample(N, policy, where=where, at_least=1)
+    await buffer.sample(N, policy, where=where, at_least=0)
 
 
 async def _lease(_: rdb.Store, buffer: rdb.Buffer, policy: SamplingPolicy) -> None:
-    async with buffer.lease(N, policy, ttl=TTL, at_least=1):
+    async with buffer.lease(N, policy, ttl=TTL, at_least=0):
         pass
 
 
@@ -81,7 +81,7 @@ BOUNDED: Mapping[str, Call] = {
     f"lease + ack {N}, Fifo": partial(_lease, policy=rdb.Fifo()),
     f"lease + ack {N}, Uniform": partial(_lease, policy=rdb.Uniform()),
     f"update_priorities {N}": _update_priorities,
-    f"peek {N}, Fifo": lambda _, buffer: buffer.peek(N, rdb.Fifo(), at_least=1),
+    f"peek {N}, Fifo": lambda _, buffer: buffer.peek(N, rdb.Fifo(), at_least=0),
     "delete 1": _delete,
     "stats(totals=False)": lambda _, buffer: buffer.stats(totals=False),
     "metrics(totals=False)": lambda _, buffer: buffer.metrics(totals=False),
@@ -108,7 +108,7 @@ BOUNDED: Mapping[str, Call] = {
 UNBOUNDED: Mapping[str, Call] = {
     "count()": lambda _, buffer: buffer.count(),
     "buffers": lambda store, _: store.buffers(),
-    f"peek {N}, Uniform": lambda _, buffer: buffer.peek(N, rdb.Uniform(), at_least=1),
+    f"peek {N}, Uniform": lambda _, buffer: buffer.peek(N, rdb.Uniform(), at_least=0),
     "stats()": lambda _, buffer: buffer.stats(),
     "metrics()": lambda _, buffer: buffer.metrics(),
     f"find(limit={PAGE}, order_by=reward_mean)": lambda _, buffer: buffer.find(
