@@ -17,9 +17,7 @@ from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Benchmarks that take several seconds even with tiny sizes.
-LONG = (
-    "fleet growth loader loop memory neighbors open packs shards shared step trainers viewers"
-)
+LONG = "fleet growth loader loop memory neighbors open packs shards shared step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite

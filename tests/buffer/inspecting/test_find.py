@@ -84,13 +84,17 @@ async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down:
     def start_of(one: GroupInfo) -> GroupInfo | tuple[Any, int]:
         return (value(one), one.id) if down else one  # the same groups
 
-    found: list[GroupInfo] = []
-    while page := await buffer.find(
-        order_by=order, limit=5, after=start_of(found[-1]) if found else None
-    ):
-        assert len(page) == min(5, 13 - len(found))
-        found += page
-    assert found == expected, name
+    for statuses in (None, list(GroupStatus)):  # by one scan, and by task and status
+        found: list[GroupInfo] = []
+        while page := await buffer.find(
+            order_by=order,
+            limit=5,
+            after=start_of(found[-1]) if found else None,
+            statuses=statuses,
+        ):
+            assert len(page) == min(5, 13 - len(found))
+            found += page
+        assert found == expected, name
     assert await buffer.find([one.id for one in everything], order_by=order) == expected
 
 

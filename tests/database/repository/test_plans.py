@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
@@ -94,6 +95,7 @@ from replaydb.database.statements.pages import (
     INDEXED,
     select_ids_of_prompt,
     select_page,
+    select_page_of_all,
     select_pages,
     select_partitions,
     select_partitions_of,
@@ -708,6 +710,17 @@ async def test_steps_of_a_deletion_find_their_groups_by_id(
     assert not plan.scans, plan.text
     children = {f"pk_{one.name}" for one in (episode, group_tag, payload, transcript)}
     assert plan.indexes - children == {"pk_episode_group"}, plan.text
+
+
+async def test_a_page_without_an_index_is_one_scan(connection: AsyncConnection) -> None:
+    """However many tasks and statuses there are."""
+    order = Order(group.reward_mean, descending=True)
+    for after in (None, (0.5, 9)):
+        page = select_page_of_all(1, order, 50, None, after, unknown=False)
+        plan = await plan_of(connection, page)
+        assert plan.tables == {"episode_group"}, plan.text
+        reads = re.findall(r'(?:SEARCH|SCAN) |"Relation Name": "episode_group"', plan.text)
+        assert len(reads) == 1, plan.text
 
 
 async def test_pages_of_a_deletion_are_ranges_of_ids(connection: AsyncConnection) -> None:

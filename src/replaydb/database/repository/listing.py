@@ -20,10 +20,12 @@ from replaydb.database.repository.tags import (
     MAX_LOOKUPS_IN_ORDER,
     look_up_in_snapshot,
 )
+from replaydb.database.schema import group
 from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.pages import (
     INDEXED,
     select_keys,
+    select_page_of_all,
     select_pages,
     select_partitions,
     select_partitions_of,
@@ -80,10 +82,13 @@ def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[Gr
         ids = look_up_in_snapshot(connection, cached, listing.eligible, most)
     else:
         ids = list(groups.ids_by_name(connection, cached.id, listing.names).values())
-    if ids is None:
+    is_sorted = listing.order.column in INDEXED or listing.order.column is group.id
+    if ids is not None:
+        rows = _among(connection, cached.id, ids, listing)
+    elif is_sorted or listing.tasks is not None or listing.statuses is not None:
         rows = _in_partitions(connection, cached.id, listing)
     else:
-        rows = _among(connection, cached.id, ids, listing)
+        rows = _of_all(connection, cached.id, listing)
     return _shown(connection, cached.id, [row.id for row in rows[: listing.limit]])
 
 
@@ -123,6 +128,18 @@ def _partitions(connection: Connection, buffer_id: int, listing: Listing) -> lis
             if getattr(task, status)
         ]
     return [Partition(buffer_id, name, str(status)) for name, status in pairs]
+
+
+def _of_all(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
+    """Return the first groups of all tasks and statuses, read by one scan and sorted."""
+    rows: list[Any] = []
+    for unknown, after, _ in _reads(listing.order, listing.after):
+        if listing.limit is None or len(rows) < listing.limit:
+            statement = select_page_of_all(
+                buffer_id, listing.order, listing.limit, listing.eligible, after, unknown=unknown
+            )
+            rows += execute(connection, statement)
+    return _sorted(rows, listing.order)
 
 
 def _reads(

@@ -158,12 +158,43 @@ def select_page(
         condition = condition & IS_IDLE if partition.is_idle else condition
     if column.nullable:
         condition &= key.is_(None) if unknown else key.is_not(None)
-    if after is not None:
-        condition &= _beyond(partition, order, after, by_age=by_age, unknown=unknown, equals=equals)
+    if after is not None and by_age:
+        status = literal(partition.status, group.group_status.type)
+        later = comes_before if order.descending else comes_after
+        condition &= later(group.group_status, status, group.id, after[1])
+    elif after is not None:
+        condition &= _beyond(order, after, unknown=unknown, equals=equals)
     if eligible is not None:
         condition &= func.coalesce(eligible, literal(False))  # so that no other index is used
     ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
     page = select_keys(condition, column).add_columns(group.task_name, group.group_status)
+    return page.order_by(*ordered).limit(limit)
+
+
+def select_page_of_all(
+    buffer_id: int,
+    order: Order,
+    limit: int | None,
+    eligible: ColumnElement[bool] | None,
+    after: tuple[Any, int] | None,
+    *,
+    unknown: bool,
+) -> Select[Any]:
+    """As `select_page`, of all tasks and statuses together.
+
+    Without an index of the order, each page of a partition would read all groups.
+    """
+    key = _key(order.column)
+    condition = group.buffer_id == buffer_id
+    if order.column.nullable:
+        condition &= key.is_(None) if unknown else key.is_not(None)
+    if after is not None:
+        condition &= _beyond(order, after, unknown=unknown, equals=False)
+    if eligible is not None:
+        condition &= func.coalesce(eligible, literal(False))
+    columns: tuple[ColumnElement[Any], ...] = (key, group.id)
+    ordered = (one.desc() if order.descending else one for one in columns)
+    page = select_keys(condition, order.column).add_columns(group.task_name, group.group_status)
     return page.order_by(*ordered).limit(limit)
 
 
@@ -172,20 +203,11 @@ INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.
 
 
 def _beyond(
-    partition: Partition,
-    order: Order,
-    after: tuple[Any, int],
-    *,
-    by_age: bool,
-    unknown: bool,
-    equals: bool,
+    order: Order, after: tuple[Any, int], *, unknown: bool, equals: bool
 ) -> ColumnElement[bool]:
     """Condition for groups that come after a key and an id."""
     key, last = _key(order.column), literal(after[0], order.column.type)
     of_equals = comes_before if order.descending else comes_after
-    if by_age:
-        status = literal(partition.status, group.group_status.type)
-        return of_equals(group.group_status, status, group.id, after[1])
     if equals:
         return of_equals(key, last, group.id, after[1])
     here: ColumnElement[Any]
