@@ -105,6 +105,17 @@ def test_a_world_of_another_size_resumes_the_lease_of_its_step(
     assert len(buffer.draws()) == 1
 
 
+def test_a_lease_that_cannot_be_divided_is_released(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    before = buffer.lease(6, ttl=60, owner="grpo", step=0)
+    of_ranks = ranks.call(calls.train, url, [0], 4, {})
+    assert sorted(chain(*(ids for [(ids, _, _)] in of_ranks))) == [1, 2, 3, 4]
+    assert {one.attempts for one in buffer.find()} == {0}
+    with pytest.raises(rdb.LeaseExpiredError):
+        before.extend()
+
+
 def test_a_step_is_resumed_after_an_outage(
     url: str, buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +177,16 @@ def test_damaged_groups_fail_on_all_ranks(ranks: Ranks, buffer: blocking.Buffer,
     assert [one.id for one in buffer.find(statuses="failed")] == [2]
     assert {one.attempts for one in buffer.find()} == {0}
     assert buffer.leases() == []
+
+
+def test_all_groups_are_damaged(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    """Nothing is left to release."""
+    for one in (1, 2, 3, 4):
+        asyncio.run(damage(url, one))
+    for error in ranks.call(calls.train, url, [0], 4, {}):
+        assert isinstance(error, rdb.CorruptPayloadError)
+    assert buffer.leases() == []
+    assert buffer.count(statuses="failed") == 4
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -116,7 +116,8 @@ class ShardedBuffer:
         """Lease the groups of a step, once for all ranks, and read those of this rank.
 
         If an earlier process with the same owner leased groups for the same step and did not end
-        this lease, it is resumed, also with another number of ranks. At the end of the block the
+        this lease, it is resumed, also with another number of ranks, unless its groups cannot be
+        divided among them. At the end of the block the
         groups are acked, unless `ShardedLease.ack` was called; if the block of the first rank
         raised, they are nacked. The first rank extends the lease until then.
 
@@ -151,7 +152,7 @@ class ShardedBuffer:
 
             def take() -> _Assigned:
                 nonlocal leased
-                opened = self._interrupted(number, ttl)
+                opened = self._interrupted(number, ttl, even)
                 if opened is None:
                     if at_least is None:
                         self._check_divides(n, even)
@@ -164,7 +165,7 @@ class ShardedBuffer:
                 try:
                     parts = opened.shards(self.num_shards, even=even)
                 except InvalidInputError:
-                    opened.fail([], reason="the groups cannot be divided among the ranks")
+                    _release(opened, "the groups cannot be divided among the ranks")
                     raise
                 return _Assigned(opened.id, parts, self._buffer.policy_version)
 
@@ -174,7 +175,7 @@ class ShardedBuffer:
                 batch = self._if_all(lambda: self._buffer.read_lease(found.lease_id, ids))
             except Exception:
                 if leased is not None:
-                    leased.fail([], reason="a rank could not read its groups")
+                    _release(leased, "a rank could not read its groups")
                 raise
             shared = ShardedLease(self, leased, number, found, batch)
             yield shared
@@ -239,14 +240,22 @@ class ShardedBuffer:
         count, _ = checks.quotas("n", n)
         divided(range(count), [0] * count, self.num_shards, even=even)
 
-    def _interrupted(self, step: int, ttl: float) -> blocking.Lease | None:
-        """Resume the lease that an earlier process took for a step."""
+    def _interrupted(self, step: int, ttl: float, even: bool) -> blocking.Lease | None:
+        """Resume the lease that an earlier process took for a step.
+
+        If its groups cannot be divided among the ranks, they are released instead.
+        """
         if not self._may_resume:
             return None
         opened = None
         for one in self._buffer.leases():
-            if (one.owner, one.step) == (self._owner, step):
+            if (one.owner, one.step) == (self._owner, step) and one.num_groups:
                 opened = self._buffer.open_lease(one.id, ttl=ttl, load=False)
+                try:
+                    opened.shards(self.num_shards, even=even)
+                except InvalidInputError:
+                    _release(opened, "the groups cannot be divided among the ranks")
+                    opened = None
                 break
         self._may_resume = False
         return opened
@@ -360,6 +369,12 @@ def _agreed(field: str, values: list[T]) -> T:
     if any(one != first for one in values):
         raise InvalidInputError(field, "the same on all ranks", values)
     return first
+
+
+def _release(lease: blocking.Lease, reason: str) -> None:
+    """Release the groups of a lease, without an attempt. The error that led here matters more."""
+    with suppress(ReplayDBError):
+        lease.fail([], reason=reason)
 
 
 def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
