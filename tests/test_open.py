@@ -190,7 +190,7 @@ async def test_a_store_cannot_be_used_after_a_fork(store: Store, buffer: Buffer)
     if child == 0:
         code = 1
         try:
-            buffer.count().send(None)
+            buffer.cursor("data").send(None)
         except rdb.NotSupportedError as error:
             named = f"process {os.getppid()}" in str(error)
             with pytest.raises(StopIteration):  # it has nothing to wait for
