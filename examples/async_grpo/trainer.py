@@ -54,6 +54,8 @@ def train(url: str, folder: Path, num_steps: int) -> None:
         shared = ShardedBuffer(buffer)
         while step < num_steps:
             with shared.lease(GROUPS_PER_STEP, ttl=60, step=step) as lease:
+                if buffer.cursor(STEP) != step:
+                    raise RuntimeError("a killed trainer's ack arrived after the start of this one")
                 phase(folder, f"leased-{step}-rank{rank}")
                 update(policy, optimizer, lease.batch)
                 phase(folder, f"computed-{step}-rank{rank}")
