@@ -91,6 +91,11 @@ def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]
     return found
 
 
+def policy_version(field: str, value: object) -> int:
+    """Check for a policy version that a buffer can have."""
+    return whole_number(field, value, most=INT32[1])
+
+
 def token_id(field: str, value: object) -> int:
     """Check for a 32-bit int. It may be negative: losses ignore -100."""
     return whole_number(field, value, *INT32)

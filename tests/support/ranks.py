@@ -142,6 +142,24 @@ def ack_of_each(rank: int, url: str, versions: list[int]) -> None:
         lease.ack(advance_policy=versions[rank])
 
 
+def ack_a_function(rank: int, url: str, failing: int) -> None:
+    """Ack with a cursor that cannot be sent to other ranks, on one of them."""
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+        lease.ack(cursor={"a": (lambda: 1) if rank == failing else 1})
+
+
+def ack_an_array(rank: int, url: str, failing: int) -> None:
+    """Ack with a cursor that cannot be compared, on all ranks."""
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+        lease.ack(cursor={"a": torch.zeros(3)})
+
+
+def open_each(rank: int, url: str, names: list[str]) -> None:
+    """Open another buffer on every rank."""
+    with blocking.Store.open(url, run="grpo") as store:
+        ShardedBuffer(store.buffer(names[rank], create=False))
+
+
 def mesh(rank: int, url: str, shards: list[int], num_shards: list[int]) -> list[int]:
     """Take a step on a mesh. Return the ids that this rank reads."""
     with (
@@ -154,8 +172,6 @@ def mesh(rank: int, url: str, shards: list[int], num_shards: list[int]) -> list[
 def subgroup(rank: int, url: str) -> list[int]:
     """Take a step on the last two ranks only."""
     group = dist.new_group([2, 3])
-    if rank < 2:
-        return []
     with (
         _sharded(url, group=group) as buffer,
         buffer.lease(4, ttl=60, step=0, timeout=5) as lease,

@@ -61,7 +61,7 @@ def test_token_counts_are_balanced(ranks: Ranks, buffer: blocking.Buffer, url: s
 def test_groups_that_cannot_be_divided(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
     for error in ranks.call(calls.train, url, [0], 6, {}):
         assert isinstance(error, rdb.InvalidInputError)
-        assert str(error).startswith("world_size: expected a divisor of 6, the number of groups")
+        assert str(error).startswith("num_shards: expected a divisor of 6 (or even=False)")
     assert buffer.count(statuses="completed") == 8
     assert {one.attempts for one in buffer.find()} == {0}
     found = ranks.call(calls.train, url, [0], 6, {"even": False})
@@ -74,10 +74,10 @@ def test_a_number_that_cannot_be_divided_is_refused_at_once(
     """It does not wait for the groups."""
     for error in ranks.call(calls.train, url, [0], 13, {"timeout": None}):
         assert isinstance(error, rdb.InvalidInputError)
-        assert str(error).startswith("world_size: expected a divisor of 13")
+        assert str(error).startswith("num_shards: expected a divisor of 13")
     buffer.delete([8])
     for error in ranks.call(calls.train, url, [0], 13, {"at_least": 6}):
-        assert str(error).startswith("world_size: expected a divisor of 7")
+        assert str(error).startswith("num_shards: expected a divisor of 7")
     assert buffer.leases() == []
     assert {one.attempts for one in buffer.find()} == {0}
 
@@ -192,7 +192,7 @@ def test_all_groups_are_damaged(ranks: Ranks, buffer: blocking.Buffer, url: str)
 @pytest.mark.parametrize(
     ("call", "message"),
     [(calls.step_of_each, r"step: expected the same on all ranks, got \[0, 0, 1, 0\]"),
-     (calls.ack_of_each, "ack: expected the same on all ranks, got")],
+     (calls.ack_of_each, r"advance_policy: expected the same on all ranks, got \[0, 0, 1, 0\]")],
 )  # fmt: skip
 def test_ranks_that_do_not_agree(
     ranks: Ranks, buffer: blocking.Buffer, url: str, call: Any, message: str
@@ -234,7 +234,11 @@ def test_wrong_ranks(
 
 
 def test_a_process_group_of_some_ranks(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
-    assert sorted(ranks.call(calls.subgroup, url)) == [[], [], [1, 4], [2, 3]]
+    found = ranks.call(calls.subgroup, url)
+    for error in found[:2]:  # they are not in the group
+        assert isinstance(error, rdb.InvalidInputError)
+        assert error.field == "group"
+    assert sorted(found[2:]) == [[1, 4], [2, 3]]
 
 
 def test_one_process_without_torch_distributed(url: str) -> None:
@@ -271,20 +275,73 @@ def test_samples_that_cannot_be_shared(ranks: Ranks, buffer: blocking.Buffer, ur
         assert {type(one) for one in found} == {rdb.InvalidInputError}
         return {str(one) for one in found}
 
-    assert errors(6) == {
-        "world_size: expected a divisor of 6, the number of groups (or even=False), got 4"
-    }
+    assert errors(6) == {"num_shards: expected a divisor of 6 (or even=False), got 4"}
     buffer.update_settings(max_times_sampled=1, archived_payload="drop")
     (error,) = errors()
     assert error.startswith("max_times_sampled: expected None to share a draw among ranks")
     buffer.update_settings(max_times_sampled=None, record_draws=False)
     assert errors() == {"record_draws: expected True to share a draw among ranks, got False"}
     assert buffer.draws() == []
-    buffer.update_settings(archived_payload="keep", record_draws=True)
-    buffer.update_settings(max_times_sampled=1)
+    (error,) = {str(one) for one in ranks.call(calls.train, url, [0], 4, {})}
+    assert error == "record_draws: expected True to share a draw among ranks, got False"
+    buffer.update_settings(record_draws=True, keep_archived=rdb.Keep(seconds=1))
+    buffer.update_settings(max_times_sampled=1, archived_payload="keep")
+    (error,) = errors()
+    assert error.startswith("max_times_sampled: expected None to share a draw among ranks")
+    buffer.update_settings(keep_archived=None)
     found = ranks.call(calls.sample, url, 8, {})  # the draw archives what the ranks then read
     assert sorted(chain(*(ids for ids, _, _ in found))) == list(range(1, 9))
     assert buffer.count(statuses="archived") == 8
+
+
+def test_a_damaged_group_of_a_sample_is_drawn_once(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    asyncio.run(damage(url, 2))
+    for error in ranks.call(calls.sample, url, 4, {"policy": rdb.Fifo()}):
+        assert isinstance(error, rdb.CorruptPayloadError)
+        assert error.group_ids == (2,)
+    assert [one.id for one in buffer.find(statuses="failed")] == [2]
+    assert buffer.draws()[0].outcomes.count(rdb.DrawOutcome.LOST) == 1
+    found = ranks.call(calls.sample, url, 4, {"policy": rdb.Fifo()})
+    assert sorted(chain(*(ids for ids, _, _ in found))) == [1, 3, 4, 5]
+
+
+def test_samples_without_groups(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    assert ranks.call(calls.sample, url, 0, {}) == [([], None, [])] * 4
+    sizes = [len(ids) for ids, *_ in ranks.call(calls.sample, url, 3, {"even": False})]
+    assert sorted(sizes) == [0, 1, 1, 1]
+
+
+def test_a_resumed_lease_has_the_current_policy_version(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    with blocking.Store.open(url, run="grpo") as store:
+        there = store.buffer("math", create=False)
+        there.lease(4, ttl=60, step=0, owner="grpo", load=False)
+        alone = ShardedBuffer(there)
+        buffer.advance_policy(6)
+        with alone.lease(4, ttl=60, step=0) as lease:
+            assert lease.policy_version == there.policy_version == 6
+
+
+def test_values_that_cannot_be_stored_or_sent(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    """No rank waits for another one."""
+    for call in (calls.ack_a_function, calls.ack_an_array):
+        for error in ranks.call(call, url, 2):
+            assert isinstance(error, rdb.InvalidInputError)
+            assert error.field == "cursor.a"
+    assert buffer.cursor("a") is None
+
+
+def test_ranks_of_different_buffers(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    with blocking.Store.open(url) as store:
+        store.buffer("code")
+    for error in ranks.call(calls.open_each, url, ["math", "code", "math", "math"]):
+        with pytest.raises(rdb.InvalidInputError, match="buffer: expected the same on all ranks"):
+            raise error
 
 
 @pytest.mark.parametrize("shard", ["batch", "step"])

@@ -28,13 +28,18 @@ def balanced(lengths: Iterable[int], num_parts: int, *, even: bool = True) -> li
     Raises:
         InvalidInputError: An argument is invalid, or `even` and `num_parts` does not divide n.
     """
+    return divided("num_parts", lengths, num_parts, even=even)
+
+
+def divided(field: str, lengths: Iterable[int], num_parts: int, *, even: bool) -> list[list[int]]:
+    """Return what `balanced` does. `field` is the name of `num_parts` in errors."""
     sizes = [
         checks.whole_number("lengths", one) for one in checks.items("lengths", "integers", lengths)
     ]
-    count = checks.whole_number("num_parts", num_parts, least=1)
+    count = checks.whole_number(field, num_parts, least=1)
     room, more = divmod(len(sizes), count)
     if checks.flag("even", even) and more:
-        raise InvalidInputError("num_parts", f"a divisor of {len(sizes)}, or even=False", count)
+        raise InvalidInputError(field, f"a divisor of {len(sizes)} (or even=False)", count)
     parts: list[list[int]] = [[] for _ in range(count)]
     with_room = [(0, at) for at in range(count)]  # a heap of sums
     for item in sorted(range(len(sizes)), key=lambda at: (-sizes[at], at)):

@@ -332,7 +332,8 @@ class Buffer(_Facade):
     redraw = _blocking(buffer.Buffer.redraw)
     refresh = _blocking(buffer.Buffer.refresh)
     sample = _blocking(buffer.Buffer.sample)
-    _sample_unread = _blocking(buffer.Buffer._sample_unread)  # for ranks that share the draw
+    _sample_unread = _blocking(buffer.Buffer._sample_unread)  # for ranks that share a draw
+    _read_drawn = _blocking(buffer.Buffer._read_drawn)
     stats = _blocking(buffer.Buffer.stats)
     steps = _blocking(buffer.Buffer.steps)
     texts = _blocking(buffer.Buffer.texts)

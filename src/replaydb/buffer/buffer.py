@@ -17,6 +17,8 @@ from replaydb.buffer.pacing import Pacing
 from replaydb.buffer.putting import Putting
 from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
+from replaydb.database.repository import lineage
+from replaydb.errors import CorruptPayloadError
 from replaydb.policies import SamplingPolicy, Uniform
 from replaydb.tracing import traced
 
@@ -32,6 +34,22 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
     Besides the errors listed for each call, a call raises `UnknownBufferError` if the buffer was
     deleted, `StoreClosedError` after `Store.close`, and a `DatabaseError` if the database fails.
     """
+
+    async def _read_drawn(self, draw_id: int, ids: list[int]) -> Batch:
+        """Read groups of a sample that another process has drawn: see `_sample_unread`.
+
+        Damaged groups become `failed`, as in the process that draws.
+        """
+        try:
+            return await self.redraw(draw_id, ids)
+        except CorruptPayloadError as error:
+            if not self._database.backend.read_only:
+                record = await self._read(lambda it: lineage.find_draw(it, self.id, draw_id))
+                if record is not None:
+                    seen = dict(zip(record.group_ids, record.times_replaced, strict=True))
+                    damaged = dict.fromkeys(error.group_ids, error.reason)
+                    await self._mark_failed(damaged, seen, draw_id)
+            raise
 
     def loader(
         self,

@@ -214,7 +214,8 @@ class Drawing(BufferCore):
         assert stored is not None  # noqa: S101
         result = Result.of(drawn, await self._decoded(stored, end))
         if result.damaged and not self._database.backend.read_only:
-            await self._mark_failed(result.damaged, drawn)
+            seen = dict(zip(drawn.ids, drawn.times_replaced, strict=True))
+            await self._mark_failed(result.damaged, seen, drawn.draw_id)
         return result
 
     async def _release_undelivered(self, drawn: Drawn, ttl: float, reason: str) -> None:
@@ -269,9 +270,16 @@ class Drawing(BufferCore):
                 self._database.signal.announce()
                 return
 
-    async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
-        """Set damaged groups to `failed`, so that later draws do not take them."""
-        seen = dict(zip(drawn.ids, drawn.times_replaced, strict=True))
+    async def _mark_failed(
+        self, damaged: Mapping[int, str], seen: Mapping[int, int | None], draw_id: int | None
+    ) -> None:
+        """Set damaged groups of a draw to `failed`, so that later draws do not take them.
+
+        Args:
+            damaged: What is damaged, by id.
+            seen: How often each group had been replaced when it was drawn, by id.
+            draw_id: Id of the draw, if it is recorded.
+        """
 
         def work(connection: Connection, scope: Scope) -> list[int]:
             with buffer_locked(connection, scope) as buffer:
@@ -282,8 +290,8 @@ class Drawing(BufferCore):
                     if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
                 ]
                 damage.fail(buffer, rows, damaged)
-                if drawn.draw_id is not None:
-                    lineage.record_lost(buffer, drawn.draw_id, damaged)
+                if draw_id is not None:
+                    lineage.record_lost(buffer, draw_id, damaged)
             return [row.id for row in rows]
 
         for group_id in await self._write(work):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb import checks
-from replaydb.batch.balancing import balanced
+from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
 from replaydb.cancellation import run_to_completion
 from replaydb.database.repository import leases
@@ -62,7 +62,7 @@ class Lease:
         self._batch = batch
         self._leased = set(num_tokens)
         self._given: set[int] = set()
-        self._world_size: int | None = None
+        self._parts: list[list[int]] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._extending = asyncio.Lock()
         self._extended = asyncio.Event()
@@ -90,26 +90,35 @@ class Lease:
     def shards(self, world_size: int, *, even: bool = True) -> list[list[int]]:
         """Divide the groups among the ranks of a trainer, with similar numbers of tokens.
 
+        Groups that were acked, nacked or rejected with this object are left out.
+
         Args:
             world_size: Number of ranks.
             even: Whether all ranks must get the same number of groups. With False, the numbers
                 differ by at most 1.
 
         Returns:
-            Ids of the groups of each rank, in the order of the draw [world_size]. They depend only
-            on `ids` and `num_tokens`.
+            Ids of the groups of each rank, in the order of the draw [world_size].
 
         Raises:
             InvalidInputError: An argument is invalid, or `even` and `world_size` does not divide
                 the number of groups.
         """
-        return divided(self.ids, self.num_tokens, world_size, even=even)
+        num_tokens = {
+            one: tokens
+            for one, tokens in zip(self.ids, self.num_tokens, strict=True)
+            if one in self._leased
+        }
+        ids = list(num_tokens)
+        parts = divided("world_size", num_tokens.values(), world_size, even=even)
+        return [[ids[at] for at in part] for part in parts]
 
     async def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batch:
         """Return the groups of one rank: those of `shards(world_size)[rank]`.
 
-        If the lease was taken or opened with `load=False`, only their payloads are read. Each rank
-        can be requested once. The lease stays one: `ack` acknowledges the groups of all ranks.
+        The first call divides the groups, and each rank can be requested once. If the lease was
+        taken or opened with `load=False`, only the payloads of the rank are read. The lease stays
+        one: `ack` acknowledges the groups of all ranks.
 
         Args:
             rank: Index of the rank, less than `world_size`.
@@ -121,30 +130,33 @@ class Lease:
             and the buffer does not record draws).
 
         Raises:
-            LeaseExpiredError: The lease has expired or ended, or one of the groups has left it.
+            LeaseExpiredError: One of the groups has left the lease since the first call. With
+                `load=False`, also if the lease has expired or ended.
             CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
                 `failed`, and the others are still leased.
             InvalidInputError: An argument is invalid, as for `shards`; or this rank, or another
                 `world_size`, was requested before.
         """
-        parts = self.shards(world_size, even=even)
+        parts = self._parts or self.shards(world_size, even=even)
+        if checks.whole_number("world_size", world_size, least=1) != len(parts):
+            expected = f"{len(parts)}, as for the other shards of this lease"
+            raise InvalidInputError("world_size", expected, world_size)
         mine = checks.whole_number("rank", rank)
         if mine >= len(parts):
             raise InvalidInputError("rank", f"less than world_size, {len(parts)}", mine)
-        if self._world_size not in (None, len(parts)):
-            expected = f"{self._world_size}, as for the other shards of this lease"
-            raise InvalidInputError("world_size", expected, len(parts))
         if mine in self._given:
             raise InvalidInputError("rank", "one whose shard was not requested before", mine)
+        if lost := set(parts[mine]) - self._leased:
+            raise LeaseExpiredError(self.id, sorted(lost))
         batch = await self._part(parts[mine])
-        self._world_size = len(parts)
+        self._parts = parts
         self._given.add(mine)
         return batch
 
-    async def _part(self, ids: Collection[int]) -> Batch:
+    async def _part(self, ids: list[int]) -> Batch:
         if self._batch is None:
-            return await self._buffer.read_lease(self.id, ids)
-        wanted = np.isin(self.ids, list(ids))
+            return await self._buffer.read_lease(self.id, ids) if ids else Batch([])
+        wanted = np.isin(self.ids, ids)
         return Batch(
             [one for one in self._batch if one.id in ids],
             self._batch.probabilities[wanted],
@@ -336,17 +348,6 @@ class Lease:
     def _released(self, ids: list[int] | None) -> None:
         self._leased -= self._leased if ids is None else set(ids)
         self._buffer._database.signal.announce()
-
-
-def divided(
-    ids: Sequence[int], num_tokens: Sequence[int], world_size: int, *, even: bool
-) -> list[list[int]]:
-    """Divide the groups of a draw among ranks: see `Lease.shards`."""
-    size = checks.whole_number("world_size", world_size, least=1)
-    if checks.flag("even", even) and len(ids) % size:
-        expected = f"a divisor of {len(ids)}, the number of groups (or even=False)"
-        raise InvalidInputError("world_size", expected, size)
-    return [[ids[at] for at in part] for part in balanced(num_tokens, size, even=even)]
 
 
 def _storable(text: str) -> str:

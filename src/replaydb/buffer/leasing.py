@@ -191,8 +191,6 @@ class Leasing(Drawing):
         """
         number = checks.whole_number("lease_id", lease_id)
         wanted = checks.optional(checks.ids, "ids", ids)
-        if wanted == []:
-            return Batch([])
         result = await self._leased(number, wanted, end_in(BULK_SECONDS))
         result.raise_if_damaged()
         return result.batch
@@ -240,9 +238,7 @@ class Leasing(Drawing):
     ) -> None:
         """Acknowledge groups of a lease; None: all. There are none if its id is 0."""
         cursors = checks.cursors("cursor", cursor)
-        version = checks.optional(
-            checks.whole_number, "advance_policy", advance_policy, most=checks.INT32[1]
-        )
+        version = checks.optional(checks.policy_version, "advance_policy", advance_policy)
 
         def settle(buffer: LockedBuffer) -> None:
             if lease_id:

@@ -201,7 +201,7 @@ class Managing(Inspecting):
                 `rewind`, or the buffer follows another lineage and `take_over` is False. Nothing
                 was changed.
         """
-        number = checks.whole_number("version", version, most=checks.INT32[1])
+        number = checks.policy_version("version", version)
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
         def work(connection: Connection, scope: Scope) -> Advance:

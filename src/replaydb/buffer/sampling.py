@@ -87,24 +87,26 @@ class Sampling(Drawing):
         runs: str | Iterable[str] | None,
         step: int,
         timeout: float | None,
-    ) -> tuple[int, dict[int, int]]:
-        """Draw groups as `sample` does, for ranks that read them with `redraw`.
+    ) -> tuple[int | None, dict[int, int]]:
+        """Draw groups as `sample` does, for ranks that read them with `_read_drawn`.
 
         Returns:
-            The id of the draw, and the number of tokens of each group by id, in the order of the
-            draw.
+            The id of the draw, None if there are no groups, and the number of tokens of each group
+            by id, in the order of the draw.
         """
         settings = self._row.settings
-        drops = settings.archived_payload != "keep" or settings.on_evict == "delete"
-        if not settings.record_draws:
-            raise InvalidInputError("record_draws", "True to share a draw among ranks", False)
+        drops = (
+            settings.archived_payload != "keep"
+            or settings.on_evict == "delete"
+            or settings.keep_archived is not None
+        )
         if settings.draw_limit is not None and drops:
             expected = "None to share a draw among ranks, because the last draw drops the payload"
             raise InvalidInputError("max_times_sampled", expected, settings.draw_limit)
         request = draw_request(n, policy, tasks, where, max_staleness, runs, None, step)
         request = replace(request, loads=False)
         result = await self._draw(request, checks.seconds("timeout", timeout))
-        return result.drawn.draw_id or 0, result.drawn.num_tokens
+        return result.drawn.draw_id, result.drawn.num_tokens
 
     async def peek(
         self,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count as counted
 from typing import Any, Literal
 
-import torch.distributed
 from sqlalchemy import ColumnElement
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -18,6 +17,7 @@ from replaydb.database import filters
 from replaydb.database.schema import group
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Fifo, SamplingPolicy, checked_policy
+from replaydb.training import ranks
 from replaydb.training.distributed import ShardedBuffer, ShardedLease
 
 
@@ -140,7 +140,7 @@ class ReplayDataset(IterableDataset[Any]):
             raise InvalidInputError("num_workers", expected, worker.num_workers)
         whole = ShardedBuffer(buffer, shard=self.rank, num_shards=self.world_size)
         first = 0 if state is None else checked_state(state)["step"]
-        steps = count(first) if self.num_steps is None else range(first, self.num_steps)
+        steps = counted(first) if self.num_steps is None else range(first, self.num_steps)
         collate = self.collate or (lambda batch: batch)
         options: dict[str, Any] = {
             "where": self.where,
@@ -194,9 +194,7 @@ class ReplayDataset(IterableDataset[Any]):
         """Return the index of this shard and the number of shards, one for each worker and rank."""
         rank, size = self.rank, self.world_size
         if rank is None or size is None:
-            distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-            rank = torch.distributed.get_rank() if distributed else 0
-            size = torch.distributed.get_world_size() if distributed else 1
+            rank, size = ranks.position()
         worker = get_worker_info()
         if worker is None:
             return rank, size

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from sqlalchemy import ColumnElement
 
 from replaydb import blocking, checks
+from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
-from replaydb.buffer.lease import divided
-from replaydb.errors import (
-    CorruptPayloadError,
-    InvalidInputError,
-    PayloadGoneError,
-    ReplayDBError,
-)
+from replaydb.errors import InvalidInputError, LeaseExpiredError, ReplayDBError
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
-
-T = TypeVar("T")
+from replaydb.training.ranks import Ranks
 
 
 class ShardedBuffer:
@@ -66,10 +59,7 @@ class ShardedBuffer:
             InvalidInputError: On every rank, if an argument of one is invalid, a part belongs to no
                 rank or to more ranks than another, or the ranks do not agree.
         """
-        self._group = group
-        is_distributed = dist.is_available() and dist.is_initialized()
-        self._rank = dist.get_rank(group) if is_distributed else 0
-        self._size = dist.get_world_size(group) if is_distributed else 1
+        self._ranks = ranks = Ranks(group)
         self._buffer = buffer
         self._may_resume = True
 
@@ -77,21 +67,22 @@ class ShardedBuffer:
             checks.instance("buffer", buffer, blocking.Buffer)
             if (shard is None) != (num_shards is None):
                 raise InvalidInputError("shard", "both shard and num_shards, or neither", shard)
-            mine = checks.whole_number("shard", self._rank if shard is None else shard)
-            size = self._size if num_shards is None else num_shards
+            mine = checks.whole_number("shard", ranks.rank if shard is None else shard)
+            size = ranks.size if num_shards is None else num_shards
             if mine >= checks.whole_number("num_shards", size, least=1):
                 raise InvalidInputError("shard", f"less than num_shards, {size}", mine)
             return mine, size, buffer.run if owner is None else checks.name("owner", owner)
 
-        given = self._on_all(checked)
-        self.shard, self.num_shards, self._owner = *given[self._rank][:2], given[0][2]
-        _agreed("num_shards", [size for _, size, _ in given])
-        ranks = Counter(part for part, _, _ in given)
-        if len(ranks) < self.num_shards or len(set(ranks.values())) > 1:
+        given = ranks.on_all(checked)
+        self.shard, self.num_shards, self._owner = *given[ranks.rank][:2], given[0][2]
+        ranks.same(lambda: {"num_shards": self.num_shards, "buffer": (buffer.name, buffer.id)})
+        shards = [part for part, _, _ in given]
+        numbers = Counter(shards)
+        if len(numbers) < self.num_shards or len(set(numbers.values())) > 1:
             raise InvalidInputError(
                 "shard",
                 f"each of 0 to {self.num_shards - 1} on equally many ranks",
-                f"{[part for part, _, _ in given]} on ranks 0 to {self._size - 1}",
+                f"{shards} on ranks 0 to {ranks.size - 1}",
             )
 
     def __repr__(self) -> str:
@@ -117,9 +108,11 @@ class ShardedBuffer:
 
         If an earlier process with the same owner leased groups for the same step and did not end
         this lease, it is resumed, also with another number of ranks, unless its groups cannot be
-        divided among them. At the end of the block the
-        groups are acked, unless `ShardedLease.ack` was called; if the block of the first rank
-        raised, they are nacked. The first rank extends the lease until then.
+        divided among them. The other arguments then have no effect.
+
+        At the end of the block the groups are acked, unless `ShardedLease.ack` was called. If the
+        block of the first rank raised, they are nacked. The first rank extends the lease until
+        then.
 
         Args:
             n: Number of groups of all ranks together, or `{task: number}`.
@@ -144,14 +137,16 @@ class ShardedBuffer:
             CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
                 `failed`, and the others were released.
             InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
-                and `num_shards` does not divide the number of groups. No group stays leased.
+                and `num_shards` does not divide the number of groups. Or the buffer does not record
+                draws. No group stays leased.
         """
-        number = self._agreed("step", lambda: checks.whole_number("step", step))
+        number = self._step(step)
         leased: blocking.Lease | None = None  # on the first rank
         with ExitStack() as stack:
 
             def take() -> _Assigned:
                 nonlocal leased
+                self._check_recorded()
                 opened = self._interrupted(number, ttl, even)
                 if opened is None:
                     if at_least is None:
@@ -162,22 +157,17 @@ class ShardedBuffer:
                         at_least=at_least, load=False,
                     )  # fmt: skip
                 leased = stack.enter_context(opened)
-                try:
-                    parts = opened.shards(self.num_shards, even=even)
-                except InvalidInputError:
-                    _release(opened, "the groups cannot be divided among the ranks")
-                    raise
-                return _Assigned(opened.id, parts, self._buffer.policy_version)
+                return _Assigned(opened.id, self._parts(opened, even), self._buffer.policy_version)
 
-            found = self._on_first(take)
+            found = self._ranks.on_first(take)
             ids = found.parts[self.shard]
             try:
-                batch = self._if_all(lambda: self._buffer.read_lease(found.lease_id, ids))
+                batch = self._ranks.if_all(lambda: self._buffer.read_lease(found.lease_id, ids))
             except Exception:
                 if leased is not None:
                     _release(leased, "a rank could not read its groups")
                 raise
-            shared = ShardedLease(self, leased, number, found, batch)
+            shared = ShardedLease(self._ranks, leased, number, found, batch)
             yield shared
             if not shared.has_ended:
                 shared.ack()
@@ -217,28 +207,53 @@ class ShardedBuffer:
         Raises:
             NotEnoughGroupsError: Too few groups were eligible until `timeout`.
             PayloadGoneError: Some groups were deleted or replaced meanwhile.
-            CorruptPayloadError: The stored bytes of some groups are damaged.
+            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
+                `failed`.
             InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
                 and `num_shards` does not divide `n`. Or the settings of the buffer do not allow to
                 share a draw: it is not recorded, or drops the payloads of the groups.
         """
-        number = self._agreed("step", lambda: checks.whole_number("step", step))
+        number = self._step(step)
 
-        def draw() -> tuple[int, list[list[int]]]:
+        def draw() -> tuple[int | None, list[list[int]]]:
+            self._check_recorded()
             self._check_divides(n, even)
-            draw_id, found = self._buffer._sample_unread(
+            draw_id, num_tokens = self._buffer._sample_unread(
                 n, policy, timeout=timeout, tasks=tasks, where=where,
                 max_staleness=max_staleness, runs=runs, step=number,
             )  # fmt: skip
-            return draw_id, divided(list(found), list(found.values()), self.num_shards, even=even)
+            parts = divided("num_shards", num_tokens.values(), self.num_shards, even=even)
+            ids = list(num_tokens)
+            return draw_id, [[ids[at] for at in part] for part in parts]
 
-        draw_id, parts = self._on_first(draw)
-        return self._if_all(lambda: self._buffer.redraw(draw_id, parts[self.shard]))
+        draw_id, parts = self._ranks.on_first(draw)
+        if draw_id is None:
+            return Batch([])
+        return self._ranks.if_all(lambda: self._buffer._read_drawn(draw_id, parts[self.shard]))
+
+    def _step(self, step: int) -> int:
+        found = self._ranks.same(lambda: {"step": checks.whole_number("step", step)})
+        number: int = found["step"]
+        return number
+
+    def _check_recorded(self) -> None:
+        """Raise if other ranks, or the same ones after a restart, could not find a draw."""
+        if not self._buffer.settings.record_draws:
+            raise InvalidInputError("record_draws", "True to share a draw among ranks", False)
 
     def _check_divides(self, n: int | Mapping[str, int], even: bool) -> None:
         """Raise before waiting for groups if their number cannot be divided."""
         count, _ = checks.quotas("n", n)
-        divided(range(count), [0] * count, self.num_shards, even=even)
+        divided("num_shards", [0] * count, self.num_shards, even=even)
+
+    def _parts(self, lease: blocking.Lease, even: bool) -> list[list[int]]:
+        """Divide the groups of a lease; release them if that is not possible."""
+        try:
+            parts = divided("num_shards", lease.num_tokens, self.num_shards, even=even)
+        except InvalidInputError:
+            _release(lease, "the groups cannot be divided among the ranks")
+            raise
+        return [[lease.ids[at] for at in part] for part in parts]
 
     def _interrupted(self, step: int, ttl: float, even: bool) -> blocking.Lease | None:
         """Resume the lease that an earlier process took for a step.
@@ -250,52 +265,14 @@ class ShardedBuffer:
         opened = None
         for one in self._buffer.leases():
             if (one.owner, one.step) == (self._owner, step) and one.num_groups:
-                opened = self._buffer.open_lease(one.id, ttl=ttl, load=False)
-                try:
-                    opened.shards(self.num_shards, even=even)
-                except InvalidInputError:
-                    _release(opened, "the groups cannot be divided among the ranks")
-                    opened = None
+                with suppress(LeaseExpiredError, InvalidInputError):
+                    lease = self._buffer.open_lease(one.id, ttl=ttl, load=False)
+                    self._parts(lease, even)
+                    self._buffer.refresh()
+                    opened = lease
                 break
         self._may_resume = False
         return opened
-
-    def _agreed(self, field: str, call: Callable[[], T]) -> T:
-        """Return what a call returns on every rank; raise if it is not the same on all."""
-        return _agreed(field, self._on_all(call))
-
-    def _on_first(self, call: Callable[[], T]) -> T:
-        """Make a call on the first rank. All ranks return its result or raise its error."""
-        result, error = _tried(call) if self._rank == 0 else (None, None)
-        if self._size > 1:
-            sent = [(result, _portable(error))]
-            first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
-            dist.broadcast_object_list(sent, first, group=self._group)
-            if self._rank:
-                [(result, error)] = sent
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]
-
-    def _on_all(self, call: Callable[[], T]) -> list[T]:
-        """Make a call on every rank. All return the results of all, or raise the first error."""
-        result, error = _tried(call)
-        results = self._gathered((result, _portable(error)))
-        _raise_first(error, results)
-        return [one for one, _ in results]  # type: ignore[misc]  # none has failed
-
-    def _if_all(self, call: Callable[[], T]) -> T:
-        """Make a call on every rank. Each returns its own result if none has failed."""
-        result, error = _tried(call)
-        _raise_first(error, self._gathered((None, _portable(error))))
-        return result  # type: ignore[return-value]
-
-    def _gathered(self, mine: T) -> list[T]:
-        if self._size == 1:
-            return [mine]
-        found: list[Any] = [None] * self._size
-        dist.all_gather_object(found, mine, group=self._group)
-        return found
 
 
 class ShardedLease:
@@ -313,13 +290,13 @@ class ShardedLease:
 
     def __init__(
         self,
-        buffer: ShardedBuffer,
+        ranks: Ranks,
         lease: blocking.Lease | None,
         step: int,
         assigned: _Assigned,
         batch: Batch,
     ) -> None:
-        self._buffer = buffer
+        self._ranks = ranks
         self._lease = lease
         self.id = assigned.lease_id
         self.step = step
@@ -345,14 +322,19 @@ class ShardedLease:
             InvalidInputError: An argument is invalid or not the same on all ranks. Nothing was
                 changed.
         """
-        given = {"lease": self.id, "cursor": cursor, "advance_policy": advance_policy}
-        self._buffer._agreed("ack", lambda: given)
+
+        def checked() -> dict[str, Any]:
+            version = checks.optional(checks.policy_version, "advance_policy", advance_policy)
+            cursors = checks.cursors("cursor", cursor)
+            return {"lease": self.id, "cursor": cursors, "advance_policy": version}
+
+        given = self._ranks.same(checked)
 
         def settle() -> None:
             assert self._lease is not None  # noqa: S101 - this is the first rank
-            self._lease.ack(cursor=cursor, advance_policy=advance_policy)
+            self._lease.ack(cursor=given["cursor"], advance_policy=given["advance_policy"])
 
-        self._buffer._on_first(settle)
+        self._ranks.on_first(settle)
         self.has_ended = True
 
 
@@ -364,40 +346,7 @@ class _Assigned(NamedTuple):
     policy_version: int
 
 
-def _agreed(field: str, values: list[T]) -> T:
-    first = values[0]
-    if any(one != first for one in values):
-        raise InvalidInputError(field, "the same on all ranks", values)
-    return first
-
-
 def _release(lease: blocking.Lease, reason: str) -> None:
     """Release the groups of a lease, without an attempt. The error that led here matters more."""
     with suppress(ReplayDBError):
         lease.fail([], reason=reason)
-
-
-def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
-
-
-def _portable(error: Exception | None) -> Exception | None:
-    """Return an error as it is sent to other ranks: without groups and objects of the caller."""
-    if error is None or not isinstance(error, ReplayDBError):
-        return error and RuntimeError(f"{type(error).__name__}: {error}")
-    sent = copy.copy(error)
-    if isinstance(sent, InvalidInputError):
-        sent.actual = str(sent.actual)
-    if isinstance(sent, CorruptPayloadError | PayloadGoneError):
-        sent.batch = None
-    return sent
-
-
-def _raise_first(mine: Exception | None, results: list[tuple[Any, Exception | None]]) -> None:
-    """Raise this rank's own error, or else that of the first rank that has one."""
-    for error in (mine, *(one for _, one in results)):
-        if error is not None:
-            raise error

@@ -131,7 +131,7 @@ def fresh_tokens(
     Raises:
         InvalidInputError: A number is invalid.
     """
-    now = checks.whole_number("version", version, most=checks.INT32[1])
+    now = checks.policy_version("version", version)
     limit = checks.whole_number("max_token_staleness", max_token_staleness)
     return batch.loss_mask & (now - _versions(batch) <= limit)
 
