@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
+import asyncpg
 import pytest
-from sqlalchemy import make_url, select, text
+from sqlalchemy import event, make_url, select, text
 
 import replaydb as rdb
 from replaydb import Store
@@ -14,6 +15,7 @@ from replaydb.database.schema import task
 from support.connections import terminate_connections, transaction
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants
+from support.proxy import PASS, Fate, Message, Proxy
 from support.tables import table_sizes
 
 TERMINATE_WAITING = (
@@ -108,6 +110,35 @@ async def test_a_put_whose_connection_is_lost_is_stored_once(postgresql_url: str
             assert await table_sizes(postgresql_url) == sizes
         assert len(await put) == 2
         assert await buffer.count() == 3
+    await check_invariants(postgresql_url)
+
+
+@pytest.mark.parametrize("then", ["close", "stall"])
+async def test_a_connection_that_is_lost_while_it_is_opened(
+    proxy: Proxy, postgresql_url: str, then: Literal["close", "stall"]
+) -> None:
+    """The server ends it after the login. It announces that before it closes the connection."""
+    lost: list[asyncpg.Connection] = []
+
+    def rule(message: Message) -> Fate:
+        is_end = (message.sender, message.kind) == ("server", b"E") and b"57P01" in message.body
+        return Fate(then=then) if is_end else PASS
+
+    async def end(connection: asyncpg.Connection) -> None:
+        if not lost:
+            proxy.rule = rule
+            lost.append(connection)
+            await terminate_connections(postgresql_url)
+            await asyncio.sleep(0.1)
+
+    async with Store.open(proxy.url, run="a") as store:
+        buffer = await store.buffer("math")
+        await terminate_connections(postgresql_url)
+        writer = store._database._writer.sync_engine
+        event.listen(writer, "connect", lambda one, _: one.run_async(end), insert=True)
+        await buffer.put(group())
+        assert len(lost) == 1
+        assert await buffer.count() == 1
     await check_invariants(postgresql_url)
 
 

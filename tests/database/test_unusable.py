@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import struct
 import tempfile
 import threading
 import traceback
@@ -220,6 +221,23 @@ def test_errors_of_postgresql_are_typed(error: type[Exception], kind: type[Any])
     typed = backend_for("postgresql://me@host/db").translate(error("reason"))
     assert type(typed) is kind
     assert "reason" in str(typed)
+
+
+async def test_an_authentication_method_that_is_not_supported() -> None:
+    """The store cannot be opened later either, so the call fails at once."""
+
+    async def request_unknown(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096) == struct.pack("!II", 8, 80877103):  # SSLRequest
+            writer.write(b"N")
+        writer.write(b"R" + struct.pack("!II", 8, 99))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(request_unknown, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(rdb.DatabaseUnavailableError, match=r"unsupported authentication .*99"):
+            async with asyncio.timeout(20):
+                await Store.open(f"postgresql://me:secret@127.0.0.1:{port}/db")
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AssertionError()])

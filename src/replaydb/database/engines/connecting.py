@@ -69,7 +69,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection
 
     Raises:
         OSError, asyncpg.PostgresError: The error of the last host.
-        DatabaseUnavailableError: No thread can be started.
+        DatabaseUnavailableError: No thread can be started, or the server requests an authentication
+            method that asyncpg does not support.
         InvalidURLError: A parameter, or a variable such as PGSSLMODE, has an invalid value.
     """
     failed: Exception | None = None
@@ -95,6 +96,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection
         except ValueError as error:  # asyncpg raises subclasses of it
             reason = " ".join(str(error).split())
             raise InvalidURLError("url", "valid parameters", reason) from error
+        except asyncpg.InterfaceError as error:  # such as an unknown authentication method
+            raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
     assert failed is not None  # noqa: S101 - there is at least one attempt
     raise failed
 

@@ -400,6 +400,10 @@ class PostgresqlBackend:
             error = error.orig or error
         if isinstance(error.__cause__, asyncpg.TargetServerAttributeNotMatched):
             return True  # until a standby is promoted, no host accepts writes
+        # The server has ended the connection, or has announced that. SQLAlchemy detects neither
+        # while it prepares a new connection.
+        if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            return True
         state = getattr(error, "sqlstate", None) or ""
         return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 
