@@ -22,6 +22,7 @@ from benchmarks.multiplying import DAYS, multiply
 from benchmarks.processes import Child, children
 from benchmarks.results import Result, seconds
 from benchmarks.scaling.growth_client import CALLS, KINDS, UNBOUNDED
+from replaydb.database import migrations
 from replaydb.operations import prune_draws, prune_groups
 from replaydb.operations.removal import Removal
 
@@ -48,6 +49,9 @@ FROM pg_stat_user_tables
 _INDEXES = """
 SELECT indexrelname AS name, pg_relation_size(indexrelid) AS bytes FROM pg_stat_user_indexes
 """
+#: An index of all groups, which the calls of the load do not use.
+INDEX = "ix_episode_group_prompt_uid"
+_DEFINITION = "SELECT pg_get_indexdef($1::text::regclass)"
 _WAL = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"
 
 
@@ -57,7 +61,7 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     for rows in dict.fromkeys((min(bench.options.rows), max(bench.options.rows))):
         urls[rows] = await bench.database()
         await multiply(urls[rows], rows, bench.report)
-    for part in (calls, load, deletion):
+    for part in (calls, load, deletion, indexing):
         async for one in part(bench, urls):
             yield one
 
@@ -189,6 +193,34 @@ async def deletion(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Resul
         for kind in KINDS:
             yield bench.result(f"{kind} without deletion: slowest", 1e3 * alone[kind][0], "ms")
             yield bench.result(f"{kind} without deletion: p99", 1e3 * alone[kind][1], "ms")
+
+
+async def indexing(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Result]:
+    """Measure the creation of an index as an upgrade does it, and calls of other processes."""
+    rows = max(urls)
+    connection = await asyncpg.connect(urls[rows])
+    try:
+        definition = await connection.fetchval(_DEFINITION, INDEX)
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "by an upgrade": lambda: migrations.upgrade(urls[rows]),
+            "with CREATE INDEX": lambda: connection.execute(definition),
+        }
+        for way, work in ways.items():
+            bench.report(f"creating an index {way}")
+            await connection.execute(f"DROP INDEX {INDEX}")
+            async with clients(urls[rows]) as working:
+                times: list[float] = []
+
+                async def timed(work: Any = work, times: list[float] = times) -> None:
+                    times.append(await seconds(work()))
+
+                during = await _slowest(working, timed())
+            yield bench.result(f"index of {rows:,} groups created {way}", times[0], "s")
+            for kind in KINDS:
+                what = f"{kind} while an index is created {way}: slowest"
+                yield bench.result(what, 1e3 * during[kind][0], "ms")
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager

@@ -74,6 +74,7 @@ async def test_a_missing_index(own_url: str) -> None:
     await _execute(own_url, "DROP INDEX ix_draw_step")
     gone = wrong(await examine(own_url))["tables"]
     assert (gone.level, "ix_draw_step" in gone.text) == ("bad", True)
+    assert gone.fix == "replaydb db upgrade"
     await _execute(own_url, "CREATE INDEX ix_draw_step ON draw (buffer_id, step)")
     assert "tables" not in wrong(await examine(own_url))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl, Url, with_store
+from replaydb.cli.console import OptionalUrl, Url, progress, with_store
 from replaydb.display import printable
 
 app = typer.Typer(
@@ -24,10 +24,11 @@ def upgrade(
     url: Url,
     revision: Annotated[str, typer.Argument(help="Target revision: an id, head, or +1.")] = "head",
 ) -> None:
-    """Create the tables or upgrade them to a revision."""
+    """Create the tables or upgrade them to a revision. At the newest, create missing indexes."""
     from replaydb.database import migrations
 
-    asyncio.run(migrations.upgrade(url, revision))
+    with progress("creating indexes") as update:
+        asyncio.run(migrations.upgrade(url, revision, progress=update))
     typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
 
 

@@ -26,7 +26,12 @@ from replaydb.errors import InvalidInputError, SchemaOutOfDateError
 if TYPE_CHECKING:
     from alembic.config import Config
 
+#: Beginning of a difference that `upgrade` removes; see `check`.
+MISSING_INDEX = "add index "
+Progress = Callable[[int, int | None], object]
+
 _view_names = frozenset(view.table.name for view in VIEWS)
+_INDEXES = tuple(index for table in metadata.sorted_tables for index in table.indexes)
 
 # alembic keeps the running migration in module globals, which event loops of several threads share.
 # The lock is acquired by polling, so that a waiting coroutine can be cancelled.
@@ -42,12 +47,19 @@ class Revision:
     description: str
 
 
-async def upgrade(target: Backend | str | URL, revision: str = "head") -> None:
-    """Upgrade the tables to `revision`, all steps in one transaction.
+async def upgrade(
+    target: Backend | str | URL, revision: str = "head", *, progress: Progress | None = None
+) -> None:
+    """Upgrade the tables to `revision`, all steps in one transaction. Then create missing indexes.
+
+    Indexes are created only at the newest revision. On PostgreSQL other processes read and write
+    meanwhile. If that is interrupted, another call continues.
 
     Args:
         target: The database, or its URL.
         revision: A revision, `head`, or `+1` for the next one.
+        progress: Called while an index is created on PostgreSQL, with the number of blocks or rows
+            processed in the current phase, and their total.
 
     Raises:
         InvalidInputError: There is no such revision.
@@ -57,7 +69,10 @@ async def upgrade(target: Backend | str | URL, revision: str = "head") -> None:
     """
     from alembic import command
 
-    await _run(_backend(target), command.upgrade, revision)
+    backend = _backend(target)
+    await _run(backend, command.upgrade, revision)
+    if revisions.problem_of(backend, await revisions.find(backend)) is None:
+        await backend.create_indexes(_INDEXES, progress or _no_progress)
 
 
 async def downgrade(target: Backend | str | URL, revision: str) -> None:
@@ -84,6 +99,10 @@ async def current(target: Backend | str | URL) -> str | None:
         DatabaseError: The database does not exist, or cannot be read.
     """
     return (await revisions.find(_backend(target, read_only=True))).revision
+
+
+def _no_progress(done: int, total: int | None) -> None:
+    """Default of `progress`: does nothing."""
 
 
 def history() -> tuple[Revision, ...]:

@@ -94,9 +94,15 @@ async def _tables(backend: Backend) -> list[Finding]:
     except SchemaError as error:
         fix = "make a backup, then follow the message"
         return [Finding("bad", "tables", str(error), fix)]
-    fix = "restore it by hand as in migrations/, or `replaydb copy` into a new database"
     found = [
-        Finding("bad", "tables", f"differs from the tables of this version: {difference}", fix)
+        Finding(
+            "bad",
+            "tables",
+            f"differs from the tables of this version: {difference}",
+            "replaydb db upgrade"
+            if difference.startswith(migrations.MISSING_INDEX)
+            else "restore it by hand as in migrations/, or `replaydb copy` into a new database",
+        )
         for difference in await migrations.check(backend)
     ]
     revision = await migrations.current(backend)

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     DateTime,
     ExceptionContext,
+    Index,
     Select,
     Table,
     cast,
@@ -37,6 +38,7 @@ from replaydb.cancellation import run_to_completion
 from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
+    postgresql_indexes,
     postgresql_pooler,
     postgresql_roles,
     postgresql_sequences,
@@ -80,6 +82,7 @@ ROLLBACK_SECONDS = 1.0
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+_NO_LIMITS: Mapping[str, str] = MappingProxyType({"statement_timeout": "0", "lock_timeout": "0"})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 #: Shut down, crashed, starting up, out of connections; no lock within `lock_timeout`.
@@ -481,6 +484,15 @@ class PostgresqlBackend:
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Do nothing: constraints are enforced during DDL."""
 
+    async def create_indexes(
+        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
+    ) -> None:
+        """Create them concurrently, without a time limit."""
+        # PgBouncer refuses parameters that it does not know.
+        settings = _NO_SETTINGS if self._url.through_pgbouncer else _NO_LIMITS
+        async with self._autocommit(settings) as engine:
+            await postgresql_indexes.create_missing(engine, indexes, notify)
+
     async def size(self) -> int:
         """Return the size of the tables, with their indexes and TOAST tables."""
         async with self._alone() as connection:
@@ -507,10 +519,17 @@ class PostgresqlBackend:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[AsyncConnection]:
         """Open a connection without transactions. Errors are typed."""
-        engine = self._engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        async with self._autocommit() as engine, engine.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _autocommit(
+        self, settings: Mapping[str, str] = _NO_SETTINGS
+    ) -> AsyncIterator[AsyncEngine]:
+        """Make an engine without transactions and without a pool. Errors are typed."""
+        engine = self._engine(settings, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         try:
-            async with engine.connect() as connection:
-                yield connection
+            yield engine
         except Exception as error:
             raise self.translate(error) or error from error
         finally:

@@ -274,7 +274,7 @@ def _indexes(connection: Connection) -> Finding:
         "bad",
         "indexes",
         f"invalid and not used, because their creation was interrupted: {', '.join(names)}",
-        f"REINDEX INDEX CONCURRENTLY {names[0]}, and the same for each",
+        "replaydb db upgrade creates those of replaydb again; DROP INDEX CONCURRENTLY for others",
     )
 
 

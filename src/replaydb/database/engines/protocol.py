@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Index
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import ExecutableDDLElement
 
@@ -213,6 +213,15 @@ class Backend(Protocol):
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Raise if rows refer to rows that do not exist. Called in a migration's transaction."""
+
+    async def create_indexes(
+        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
+    ) -> None:
+        """Create those of these indexes that are missing or invalid.
+
+        A server does so while others read and write, and calls `notify` with the number of blocks
+        or rows processed in the current phase, and their total.
+        """
 
     async def size(self) -> int:
         """Return the bytes that the tables take on disk, including indexes and free space."""

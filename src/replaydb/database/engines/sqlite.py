@@ -20,6 +20,7 @@ from sqlalchemy import (
     URL,
     Connection,
     Dialect,
+    Index,
     Select,
     column,
     delete,
@@ -32,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry, NullPool, Pool
-from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.schema import CreateIndex, ExecutableDDLElement
 from sqlalchemy.util import await_
 
 from replaydb.cancellation import run_to_completion
@@ -307,6 +308,20 @@ class SqliteBackend:
                 f"{self._path}: {len(broken)} rows would refer to rows that do not exist, "
                 f"the first in table {broken[0][0]!r}"
             )
+
+    async def create_indexes(
+        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
+    ) -> None:
+        """Create them in one transaction. Other writers wait, and no progress is reported."""
+        engine = self.migration_engine()
+        try:
+            async with engine.begin() as connection:
+                for index in indexes:
+                    await connection.execute(CreateIndex(index, if_not_exists=True))
+        except Exception as error:
+            raise self.translate(error) or error from error
+        finally:
+            await engine.dispose()
 
     async def size(self) -> int:
         """Return the size of the file and of its write-ahead log."""
