@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -201,16 +202,18 @@ async def test_maintenance_that_takes_too_long(
     """The error says so. Each call does a part, until one succeeds."""
     await expired_lease(buffer, clock)
     step = maintenance.step
+    durations: Iterator[float] = chain([0.0], repeat(2.0))
 
     def slow(buffer: LockedBuffer, *, evicts: bool) -> bool:
-        time.sleep(0.4)
+        time.sleep(next(durations))
         return step(buffer, evicts=evicts)
 
     monkeypatch.setattr(maintenance, "step", slow)
-    monkeypatch.setattr(core, "allowance", lambda: 0.6)
+    monkeypatch.setattr(core, "allowance", lambda: 1.5)
     with pytest.raises(rdb.DatabaseUnavailableError, match="repeat the call until it succeeds"):
         await buffer.sample(1)
     released = (await statuses(buffer))["completed"]
     assert 0 < released < MANY
+    durations = repeat(0.0)
     monkeypatch.setattr(core, "allowance", lambda: 60.0)
     assert len(await buffer.sample(MANY)) == MANY
