@@ -14,8 +14,8 @@ class Options:
     Attributes:
         rows: Numbers of groups in the buffers of `scale`, `advance` and `viewers`, and the smallest
             and largest of `growth`.
-        shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `memory`, and of `fleet`
-            and `shards`, which use the first two.
+        shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `files`, `memory`, and of
+            `fleet` and `shards`, which use the first two.
         megabytes: Minimum amount of data that a round of these moves.
         most_megabytes: Maximum amount; cases that would move more are skipped.
         file_rows: Number of groups in the file of `open`.

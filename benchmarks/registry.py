@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.bench import Benchmark
-from benchmarks.engines import claim, packs, put, sample
+from benchmarks.engines import claim, files, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
 from benchmarks.scaling import advance, fleet, growth, neighbors, network, scale, shared, viewers
 from benchmarks.training import loader, memory, shards, step, tensors, trainers
@@ -15,6 +15,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "sample": sample.run,
     "claim": claim.run,
     "packs": packs.run,
+    "files": files.run,
     "scale": scale.run,
     "advance": advance.run,
     "viewers": viewers.run,
