@@ -26,6 +26,10 @@ from replaydb.database.records import to_record
 #: Groups of a mixture-of-experts model: 6.4 MB of routed experts.
 ROUTED = Shape(8, 2048, "routed experts")
 TARGET = 0.8
+#: Number of different groups.
+VARIETY = 8
+#: Bytes per write. Fewer or more take longer.
+PIECE = 1 << 20
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
@@ -40,19 +44,22 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
 
 
 async def _one_shape(bench: Bench, store: rdb.Store, folder: Path, shape: Shape) -> list[Result]:
-    count, source = batch_size(bench.options, shape), Source(shape)
+    count, source = batch_size(bench.options, shape), Source(shape, variety=VARIETY)
     sampled, put_into = await store.buffer("sampled", seed=0), await store.buffer("put")
-    [group] = source.take(1)
-    content = b"".join(bytes(one.data) for one in to_record(group, None).payloads)
+    contents = [
+        b"".join(bytes(one.data) for one in to_record(group, None).payloads)
+        for group in source.take(min(count, VARIETY))
+    ]
+    written = [contents[i % len(contents)] for i in range(count)]
     files = [folder / uuid4().hex for _ in range(2 * count)]
     bench.report(f"{shape}: putting")
     for file in files:
-        _write([content], file)
+        _write(contents[:1], file)
         await sampled.put(source.take(1))
     rng = np.random.default_rng(0)
 
     async def write() -> float:
-        return await seconds(asyncio.to_thread(_write, [content] * count, folder / uuid4().hex))
+        return await seconds(asyncio.to_thread(_write, written, folder / uuid4().hex))
 
     async def put() -> float:
         groups = source.take(count)
@@ -60,14 +67,15 @@ async def _one_shape(bench: Bench, store: rdb.Store, folder: Path, shape: Shape)
 
     async def read() -> float:
         chosen = rng.choice(np.array(files), count, replace=False).tolist()
-        return await seconds(asyncio.to_thread(_read, chosen, len(content)))
+        return await seconds(asyncio.to_thread(_read, chosen, len(contents[0])))
 
     async def sample() -> float:
         return await seconds(sampled.sample(count))
 
     works: dict[str, TimedWork] = {"write": write, "put": put, "read": read, "sample": sample}
     timings = await bench.race(str(shape), works, bench.options.rounds, warm_up=2)
-    megabytes, what = count * len(content) / 1e6, f"{count} groups of {len(content) / 1e6:.3g} MB"
+    size = len(contents[0]) / 1e6
+    megabytes, what = count * size, f"{count} groups of {size:.3g} MB"
     result: Callable[..., Result] = partial(bench.result, shape=what)
     results = [
         result(f"{what}: {name}", megabytes / timings.median(name), "MB/s", side=name)
@@ -81,11 +89,12 @@ async def _one_shape(bench: Bench, store: rdb.Store, folder: Path, shape: Shape)
     return results
 
 
-def _write(chunks: list[bytes], file: Path) -> None:
+def _write(contents: list[bytes], file: Path) -> None:
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb", buffering=0) as stream:
-        for chunk in chunks:
-            stream.write(chunk)
+        for content in map(memoryview, contents):
+            for start in range(0, len(content), PIECE):
+                stream.write(content[start : start + PIECE])
         os.fsync(stream.fileno())
     unfinished.rename(file)
     descriptor = os.open(file.parent, os.O_RDONLY)

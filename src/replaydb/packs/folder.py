@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -43,6 +43,9 @@ _THREADS: Final = 4
 _LEAST_BYTES: Final = 4_000_000
 _PAGE: Final = 1000
 _MAX_CHUNKS: Final = os.sysconf("SC_IOV_MAX")
+#: Bytes per system call. For larger ones Linux caches a file in larger pieces of memory, and to
+#: find these can take several times as long as the write.
+_MAX_WRITTEN: Final = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
@@ -288,14 +291,19 @@ def _size(file: str, folder: int) -> int | None:
 
 def _write_all(descriptor: int, chunks: Sequence[Part]) -> None:
     """Write chunks one after another. A system call may write less than it is given."""
-    left = [memoryview(chunk) for chunk in chunks if len(chunk)]
-    left.reverse()
+    left = deque(memoryview(chunk) for chunk in chunks if len(chunk))
     while left:
-        written = os.writev(descriptor, left[: -_MAX_CHUNKS - 1 : -1])
-        while left and written >= len(left[-1]):
-            written -= len(left.pop())
+        some, room = [], _MAX_WRITTEN
+        for chunk in islice(left, _MAX_CHUNKS):
+            some.append(chunk[:room])
+            room -= len(some[-1])
+            if not room:
+                break
+        written = os.writev(descriptor, some)
+        while left and written >= len(left[0]):
+            written -= len(left.popleft())
         if written:
-            left[-1] = left[-1][written:]
+            left[0] = left[0][written:]
 
 
 def _read_all(descriptor: int, into: memoryview, offset: int) -> bool:
