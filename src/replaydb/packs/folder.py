@@ -43,9 +43,9 @@ _THREADS: Final = 4
 _LEAST_BYTES: Final = 4_000_000
 _PAGE: Final = 1000
 _MAX_CHUNKS: Final = os.sysconf("SC_IOV_MAX")
-#: Bytes per system call. For larger ones Linux caches a file in larger pieces of memory, and to
-#: find these can take several times as long as the write.
-_MAX_WRITTEN: Final = 1 << 20
+#: Bytes per system call. For larger ones Linux caches the file in larger blocks of memory, which are
+#: rarely reused. In a virtual machine the first use of memory is slow.
+_MAX_WRITTEN: Final = 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
