@@ -75,8 +75,8 @@ async def _one_shape(bench: Bench, store: rdb.Store, folder: Path, shape: Shape)
     works: dict[str, TimedWork] = {"write": write, "put": put, "read": read, "sample": sample}
     timings = await bench.race(str(shape), works, bench.options.rounds, warm_up=2)
     size = len(contents[0]) / 1e6
-    megabytes, what = count * size, f"{count} groups of {size:.3g} MB"
-    result: Callable[..., Result] = partial(bench.result, shape=what)
+    megabytes, what = count * size, f"{count} of {size:.3g} MB"
+    result: Callable[..., Result] = partial(bench.result, groups=what)
     results = [
         result(f"{what}: {name}", megabytes / timings.median(name), "MB/s", side=name)
         for name in works

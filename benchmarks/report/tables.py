@@ -21,7 +21,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sample": (("shape", "groups"), ("side",)),
     "claim": (("shape", "groups"), ("side",)),
     "packs": (("shape", "groups"), ("side",)),
-    "files": (("shape",), ("side",)),
+    "files": (("groups",), ("side",)),
     "scale": (("call",), ("rows",)),
     "trainers": (("how", "trainers"), ("side",)),
     "shards": (("shape", "payloads", "each rank reads"), ("side",)),

@@ -43,8 +43,8 @@ _THREADS: Final = 4
 _LEAST_BYTES: Final = 4_000_000
 _PAGE: Final = 1000
 _MAX_CHUNKS: Final = os.sysconf("SC_IOV_MAX")
-#: Bytes per system call. For larger ones Linux caches the file in larger blocks of memory, which are
-#: rarely reused. In a virtual machine the first use of memory is slow.
+#: Bytes per system call. For larger ones Linux caches the file in larger blocks of memory, which
+#: are rarely reused. In a virtual machine the first use of memory is slow.
 _MAX_WRITTEN: Final = 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
