@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,6 +178,30 @@ def subgroup(rank: int, url: str) -> list[int]:
         buffer.lease(4, ttl=60, step=0, timeout=5) as lease,
     ):
         return lease.batch.ids
+
+
+def call_of_each(rank: int, url: str, sampling: int) -> None:
+    """Sample on one rank, and lease on the others."""
+    with _sharded(url) as buffer:
+        if rank == sampling:
+            buffer.sample(4, step=0, timeout=5)
+        else:
+            with buffer.lease(4, ttl=60, step=0, timeout=5):
+                pass
+
+
+def only_read(rank: int, url: str, n: int) -> None:
+    """Take a step on ranks of which only the first can write."""
+    with blocking.Store.open(url, run="grpo" if rank == 0 else None, read_only=rank > 0) as store:
+        buffer = ShardedBuffer(store.buffer("math", create=False), owner="grpo")
+        with buffer.lease(n, ttl=60, step=0, timeout=5):
+            pass
+
+
+def copied(rank: int, url: str) -> tuple[int | None, int | None]:
+    """Copy a dataset, as a DataLoader does for workers that it spawns. Return its position."""
+    made = copy.copy(ReplayDataset(url=url, buffer="math", batch_size=1, shard="modulo"))
+    return made.rank, made.world_size
 
 
 def ids_of(batch: Batch) -> list[int]:

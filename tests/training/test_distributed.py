@@ -204,6 +204,38 @@ def test_ranks_that_do_not_agree(
     assert buffer.refresh() == 0
 
 
+@pytest.mark.parametrize("sampling", [0, 1])
+def test_ranks_that_make_different_calls(
+    ranks: Ranks, buffer: blocking.Buffer, url: str, sampling: int
+) -> None:
+    for error in ranks.call(calls.call_of_each, url, sampling):
+        with pytest.raises(rdb.InvalidInputError, match="call: expected the same on all ranks"):
+            raise error
+    assert (buffer.leases(), buffer.draws()) == ([], [])
+
+
+def test_a_lease_without_groups(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
+    """Its ack writes the cursor and the policy version."""
+    buffer.delete(statuses="completed")
+    found = ranks.call(calls.train, url, [0], 4, {"at_least": 0, "timeout": 0})
+    assert found == [([([], 0, None)])] * 4
+    assert (buffer.cursor("step"), buffer.refresh()) == (1, 1)
+
+
+def test_damaged_groups_of_a_rank_that_cannot_write(
+    ranks: Ranks, buffer: blocking.Buffer, url: str
+) -> None:
+    asyncio.run(damage(url, 2))
+    for error in ranks.call(calls.only_read, url, 8):
+        assert isinstance(error, rdb.CorruptPayloadError)
+    assert [one.id for one in buffer.find(statuses="failed")] == [2]
+    assert buffer.leases() == []
+
+
+def test_workers_know_the_rank_of_their_trainer(ranks: Ranks, url: str) -> None:
+    assert ranks.call(calls.copied, url) == [(rank, 4) for rank in range(4)]
+
+
 def test_ranks_of_a_mesh(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
     """Two data parallel ranks of two tensor parallel ranks each."""
     found = ranks.call(calls.mesh, url, [0, 0, 1, 1], [2] * 4)
@@ -387,7 +419,7 @@ def test_a_dataset_of_shared_batches_resumes(buffer: blocking.Buffer, url: str, 
 
 def test_workers_cannot_share_a_batch(buffer: blocking.Buffer, url: str) -> None:
     dataset = ReplayDataset(url=url, buffer="math", batch_size=2, shard="step")
-    with pytest.raises(RuntimeError, match="num_workers: expected 0 with shard='step'"):
+    with pytest.raises(rdb.NotSupportedError, match="num_workers must be 0 with shard='step'"):
         next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     with pytest.raises(rdb.InvalidInputError, match="at_least: expected None"):
         ReplayDataset(url=url, buffer="math", batch_size=2, shard="batch", at_least=1)

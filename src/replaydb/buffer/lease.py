@@ -148,10 +148,15 @@ class Lease:
             raise InvalidInputError("rank", "one whose shard was not requested before", mine)
         if lost := set(parts[mine]) - self._leased:
             raise LeaseExpiredError(self.id, sorted(lost))
-        batch = await self._part(parts[mine])
-        self._parts = parts
+        self._parts = parts  # before the payloads are read, for calls at the same time
         self._given.add(mine)
-        return batch
+        try:
+            return await self._part(parts[mine])
+        except BaseException:
+            self._given.discard(mine)
+            if not self._given:
+                self._parts = None
+            raise
 
     async def _part(self, ids: list[int]) -> Batch:
         if self._batch is None:

@@ -217,7 +217,8 @@ class Leasing(Drawing):
         the effect on the groups.
 
         Args:
-            lease_id: Id of the lease, from `Lease.id` or `leases`.
+            lease_id: Id of the lease, from `Lease.id` or `leases`. 0, the id of leases without
+                groups, only writes the other arguments.
             cursor: JSON values by name, written in the same transaction. `cursor` reads them.
             advance_policy: New policy version, set in the same transaction. See `advance_policy`.
 

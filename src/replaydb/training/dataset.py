@@ -15,7 +15,7 @@ from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState, checked_state
 from replaydb.database import filters
 from replaydb.database.schema import group
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, NotSupportedError
 from replaydb.policies import Fifo, SamplingPolicy, checked_policy
 from replaydb.training import ranks
 from replaydb.training.distributed import ShardedBuffer, ShardedLease
@@ -111,6 +111,14 @@ class ReplayDataset(IterableDataset[Any]):
         self._state: Mapping[str, Any] | None = None
         self._next_step: int | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a worker, in which `torch.distributed` may not be initialized."""
+        state = self.__dict__.copy()
+        number, size = ranks.position()
+        if self.rank is None and size > 1:
+            state |= {"rank": number, "world_size": size}
+        return state
+
     @property
     def _is_shared(self) -> bool:
         return self.shard in ("batch", "step")
@@ -136,8 +144,8 @@ class ReplayDataset(IterableDataset[Any]):
         """Iterate over the parts of this rank."""
         worker = get_worker_info()
         if worker is not None:
-            expected = f"0 with shard={self.shard!r}"
-            raise InvalidInputError("num_workers", expected, worker.num_workers)
+            # Of errors in workers, torch keeps the type only if they are made of one text.
+            raise NotSupportedError(f"num_workers must be 0 with shard={self.shard!r}")
         whole = ShardedBuffer(buffer, shard=self.rank, num_shards=self.world_size)
         first = 0 if state is None else checked_state(state)["step"]
         steps = counted(first) if self.num_steps is None else range(first, self.num_steps)

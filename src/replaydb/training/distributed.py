@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -13,7 +13,12 @@ from sqlalchemy import ColumnElement
 from replaydb import blocking, checks
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
-from replaydb.errors import InvalidInputError, LeaseExpiredError, ReplayDBError
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    LeaseExpiredError,
+    ReplayDBError,
+)
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 from replaydb.training.ranks import Ranks
 
@@ -140,7 +145,7 @@ class ShardedBuffer:
                 and `num_shards` does not divide the number of groups. Or the buffer does not record
                 draws. No group stays leased.
         """
-        number = self._step(step)
+        number = self._step("lease", step)
         leased: blocking.Lease | None = None  # on the first rank
         with ExitStack() as stack:
 
@@ -160,9 +165,12 @@ class ShardedBuffer:
                 return _Assigned(opened.id, self._parts(opened, even), self._buffer.policy_version)
 
             found = self._ranks.on_first(take)
-            ids = found.parts[self.shard]
+
+            def read(ids: list[int]) -> Batch:
+                return self._buffer.read_lease(found.lease_id, ids) if ids else Batch([])
+
             try:
-                batch = self._ranks.if_all(lambda: self._buffer.read_lease(found.lease_id, ids))
+                batch = self._read(read, found.parts[self.shard])
             except Exception:
                 if leased is not None:
                     _release(leased, "a rank could not read its groups")
@@ -207,13 +215,14 @@ class ShardedBuffer:
         Raises:
             NotEnoughGroupsError: Too few groups were eligible until `timeout`.
             PayloadGoneError: Some groups were deleted or replaced meanwhile.
+            UnknownDrawError: The record of the draw was deleted meanwhile, see `keep_draws`.
             CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
                 `failed`.
             InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
                 and `num_shards` does not divide `n`. Or the settings of the buffer do not allow to
                 share a draw: it is not recorded, or drops the payloads of the groups.
         """
-        number = self._step(step)
+        number = self._step("sample", step)
 
         def draw() -> tuple[int | None, list[list[int]]]:
             self._check_recorded()
@@ -229,12 +238,23 @@ class ShardedBuffer:
         draw_id, parts = self._ranks.on_first(draw)
         if draw_id is None:
             return Batch([])
-        return self._ranks.if_all(lambda: self._buffer._read_drawn(draw_id, parts[self.shard]))
+        return self._read(lambda ids: self._buffer._read_drawn(draw_id, ids), parts[self.shard])
 
-    def _step(self, step: int) -> int:
-        found = self._ranks.same(lambda: {"step": checks.whole_number("step", step)})
+    def _step(self, call: str, step: int) -> int:
+        """Check that all ranks make this call, for the same step."""
+        found = self._ranks.same(lambda: {"call": call, "step": checks.whole_number("step", step)})
         number: int = found["step"]
         return number
+
+    def _read(self, read: Callable[[list[int]], Batch], ids: list[int]) -> Batch:
+        """Read the groups of this rank, if all ranks can read theirs."""
+        try:
+            return self._ranks.if_all(lambda: read(ids))
+        except CorruptPayloadError as error:
+            if self._ranks.rank == 0:  # marks them as failed, if the other rank may only read
+                with suppress(ReplayDBError):
+                    read(list(error.group_ids))
+            raise
 
     def _check_recorded(self) -> None:
         """Raise if other ranks, or the same ones after a restart, could not find a draw."""

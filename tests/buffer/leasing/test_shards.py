@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import replaydb as rdb
@@ -142,6 +144,32 @@ async def test_wrong_shards(buffer: Buffer) -> None:
         await lease.shard(1, 2)
     sizes = [len(part) for part in lease.shards(4, even=False)]
     assert sorted(sizes) == [1, 1, 2, 2]
+
+
+async def test_shards_that_are_requested_at_once(buffer: Buffer) -> None:
+    await buffer.put(groups(8))
+    lease = await buffer.lease(8, ttl=60, load=False)
+    wanted = [(0, 2), (0, 2), (1, 4), (1, 2), (0, 1)]
+    found = await asyncio.gather(*(lease.shard(*one) for one in wanted), return_exceptions=True)
+    errors = [one for one in found if isinstance(one, rdb.InvalidInputError)]
+    assert [error.field for error in errors] == ["rank", "world_size", "world_size"]
+    batches = [one for one in found if isinstance(one, rdb.Batch)]
+    assert sorted(batches[0].ids + batches[1].ids) == list(lease.ids)
+
+
+async def test_a_shard_that_cannot_be_read_is_requested_again(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> rdb.Batch:
+        raise rdb.DatabaseUnavailableError("no answer in time")
+
+    await buffer.put(groups(6))
+    lease = await buffer.lease(6, ttl=60, load=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(buffer, "read_lease", fail)
+        with pytest.raises(rdb.DatabaseUnavailableError):
+            await lease.shard(0, 2)
+    assert len(await lease.shard(0, 3)) == 2  # nothing was returned, so the division is free
 
 
 async def test_another_world_size_after_a_restart(
