@@ -63,12 +63,15 @@ class _Trainer:
     def roll_out(self) -> list[rdb.EpisodeGroup]:
         import torch
         from examples.grpo_digits.rollout import GROUPS_PER_PUT, complete
+        from examples.grpo_digits.task import training_prompts
 
         generator = torch.Generator().manual_seed(0)
         return [
             group
             for _ in range(STORED_GROUPS // GROUPS_PER_PUT)
-            for group in complete(self._policy, 0, "bench", generator)
+            for group in complete(
+                self._policy, 0, "bench", training_prompts(GROUPS_PER_PUT, generator), generator
+            )
         ]
 
     async def train(self, buffer: rdb.Buffer, prefetch: int) -> tuple[float, float]:
