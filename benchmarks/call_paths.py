@@ -135,7 +135,8 @@ class Recorder:
         code = frame.f_code
         if happened == "call" and code.co_name == "call_soon_threadsafe":
             self._path.threads += 1
-            self._open.pop(frame.f_back, None)  # type: ignore[call-overload]  # it may return before or after the first statement
+            if frame.f_back is not None:  # it may return before or after the first statement
+                self._open.pop(frame.f_back, None)
         if happened == "call" and code in _EXECUTING:
             self._statement(frame.f_locals[_EXECUTING[code]])
         if not _is_ours(code):

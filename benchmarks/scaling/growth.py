@@ -164,7 +164,7 @@ async def deletion(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Resul
     rows = max(urls)
     async with clients(urls[rows]) as working, rdb.Store.open(urls[rows]) as store:
         bench.report("calls alone")
-        alone = await _slowest(working, asyncio.sleep(20 * bench.options.seconds))
+        _, alone = await _slowest(working, asyncio.sleep(20 * bench.options.seconds))
         works: dict[str, Callable[[], Awaitable[Removal]]] = {
             "draws": lambda: prune_draws(store, min_age=OLDER_THAN, dry_run=False),
             "archived groups": lambda: prune_groups(store, min_age=OLDER_THAN, dry_run=False),
@@ -176,13 +176,7 @@ async def deletion(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Resul
             async def deleted(work: Any = work, done: list[Removal] = done) -> None:
                 done.append(await work())
 
-            taken = 0.0
-
-            async def timed(work: Any = deleted) -> None:
-                nonlocal taken
-                taken = await seconds(work())
-
-            during = await _slowest(working, timed())
+            taken, during = await _slowest(working, deleted())
             number = done[0].num_groups + done[0].num_draws
             yield bench.result(f"{name} deleted, of {rows:,} groups", number, "rows")
             yield bench.result(f"deletion of a million {name}", taken / max(number, 1) * 1e6, "s")
@@ -209,13 +203,8 @@ async def indexing(bench: Bench, urls: Mapping[int, str]) -> AsyncIterator[Resul
             bench.report(f"creating an index {way}")
             await connection.execute(f"DROP INDEX {INDEX}")
             async with clients(urls[rows]) as working:
-                times: list[float] = []
-
-                async def timed(work: Any = work, times: list[float] = times) -> None:
-                    times.append(await seconds(work()))
-
-                during = await _slowest(working, timed())
-            yield bench.result(f"index of {rows:,} groups created {way}", times[0], "s")
+                taken, during = await _slowest(working, work())
+            yield bench.result(f"index of {rows:,} groups created {way}", taken, "s")
             for kind in KINDS:
                 what = f"{kind} while an index is created {way}: slowest"
                 yield bench.result(what, 1e3 * during[kind][0], "ms")
@@ -239,16 +228,16 @@ async def _together(working: Mapping[str, Child], lasting: float) -> dict[str, f
 
 async def _slowest(
     working: Mapping[str, Child], work: Awaitable[object]
-) -> dict[str, tuple[float, float]]:
-    """Return the longest duration and the p99 of each kind of call during work."""
-    task = asyncio.ensure_future(work)
+) -> tuple[float, dict[str, tuple[float, float]]]:
+    """Return the duration of work, and the longest and the p99 of each kind of call meanwhile."""
+    task = asyncio.ensure_future(seconds(work))
     times: dict[str, list[float]] = {kind: [] for kind in working}
     while not task.done():
         asked = (one.ask("repeat", kind, 1.0) for kind, one in working.items())
         for kind, some in zip(working, await asyncio.gather(*asked), strict=True):
             times[kind] += some
-    await task
-    return {kind: (max(some), float(np.quantile(some, 0.99))) for kind, some in times.items()}
+    slowest = {kind: (max(some), float(np.quantile(some, 0.99))) for kind, some in times.items()}
+    return await task, slowest
 
 
 def _changes(

@@ -15,7 +15,7 @@ from replaydb.database.schema import task
 from support.connections import terminate_connections, transaction
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants
-from support.proxy import PASS, Fate, Message, Proxy
+from support.proxy import PASS, Fate, Message, Proxy, Rule
 from support.tables import table_sizes
 
 TERMINATE_WAITING = (
@@ -113,20 +113,45 @@ async def test_a_put_whose_connection_is_lost_is_stored_once(postgresql_url: str
     await check_invariants(postgresql_url)
 
 
-@pytest.mark.parametrize("then", ["close", "stall"])
-async def test_a_connection_that_is_lost_while_it_is_opened(
-    proxy: Proxy, postgresql_url: str, then: Literal["close", "stall"]
-) -> None:
-    """The server ends it after the login. It announces that before it closes the connection."""
-    lost: list[asyncpg.Connection] = []
+def end_of_session(then: Literal["close", "stall"]) -> Rule:
+    """Close the connection, or stall it, after the message with which the server ends it."""
 
     def rule(message: Message) -> Fate:
         is_end = (message.sender, message.kind) == ("server", b"E") and b"57P01" in message.body
         return Fate(then=then) if is_end else PASS
 
+    return rule
+
+
+@pytest.mark.parametrize("then", ["close", "stall"])
+async def test_a_connection_that_is_lost_between_calls(
+    proxy: Proxy, postgresql_url: str, then: Literal["close", "stall"]
+) -> None:
+    async with Store.open(proxy.url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        await buffer.sample(1)
+        proxy.rule = end_of_session(then)
+        await terminate_connections(postgresql_url)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            await buffer.put(group())
+            assert len(await buffer.sample(2)) == 2
+            assert await buffer.count() == 3
+            assert len(await buffer.find()) == 3
+    await check_invariants(postgresql_url)
+
+
+@pytest.mark.parametrize("then", ["close", "stall"])
+async def test_a_connection_that_is_lost_while_while_it_is_opened(
+    proxy: Proxy, postgresql_url: str, then: Literal["close", "stall"]
+) -> None:
+    """The server ends it after the login. It announces that before it closes the connection."""
+    lost: list[asyncpg.Connection] = []
+
     async def end(connection: asyncpg.Connection) -> None:
         if not lost:
-            proxy.rule = rule
+            proxy.rule = end_of_session(then)
             lost.append(connection)
             await terminate_connections(postgresql_url)
             await asyncio.sleep(0.1)

@@ -70,8 +70,8 @@ async def upgrade(
     from alembic import command
 
     backend = _backend(target)
-    await _run(backend, command.upgrade, revision)
-    if revisions.problem_of(backend, await revisions.find(backend)) is None:
+    existed = await _run(backend, command.upgrade, revision)
+    if existed and revisions.problem_of(backend, await revisions.find(backend)) is None:
         await backend.create_indexes(_INDEXES, progress or _no_progress)
 
 
@@ -165,7 +165,8 @@ def alembic_options() -> dict[str, Any]:
     }
 
 
-async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> None:
+async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> bool:
+    """Run an action of alembic in one transaction. Return whether there were tables before."""
     from alembic import command
     from alembic.util import CommandError
 
@@ -176,7 +177,8 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         action(config, revision)
 
     async with _alembic_alone(), revisions.schema_transaction(backend) as connection:
-        problem = revisions.problem_of(backend, await revisions.inspect_schema(connection))
+        found = await revisions.inspect_schema(connection)
+        problem = revisions.problem_of(backend, found)
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
         if problem is not None or action is command.downgrade:
@@ -188,6 +190,7 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
             raise InvalidInputError(
                 "revision", "one of `replaydb db history`, head or base", f"{revision!r}: {error}"
             ) from error
+    return found.revision is not None
 
 
 def _config() -> Config:

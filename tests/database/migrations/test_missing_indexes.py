@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from sqlalchemy import Column, Index, Integer, MetaData, text
 
 from replaydb import Store, operations
 from replaydb.database import migrations
+from replaydb.database.engines import backend_for
 from replaydb.database.schema import episode_group
 from support.connections import transaction
 from support.groups import group, groups
@@ -56,6 +58,20 @@ async def test_missing_indexes_are_created_as_before(own_url: str) -> None:
         assert await take_snapshot(connection) == before
     await migrations.upgrade(own_url)  # nothing is left to do
     assert await migrations.check(own_url) == ()
+
+
+async def test_a_new_database_gets_its_indexes_with_its_tables(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a store on a new file opens without another transaction."""
+    backend = backend_for(empty_url)
+    created = AsyncMock()
+    monkeypatch.setattr(backend, "create_indexes", created)
+    await migrations.upgrade(backend)
+    created.assert_not_called()
+    assert await migrations.check(backend) == ()
+    await migrations.upgrade(backend)
+    created.assert_awaited_once()
 
 
 async def test_other_processes_write_meanwhile(own_postgresql_url: str) -> None:
@@ -114,7 +130,7 @@ async def test_another_call_continues_after_an_interruption(
     assert await migrations.check(url) == ()
 
 
-async def test_several_processes_create_an_index_at_once(own_postgresql_url: str) -> None:
+async def test_several_upgrades_create_an_index_at_once(own_postgresql_url: str) -> None:
     url = own_postgresql_url
     await _drop(url, NAME, "ix_draw_step")
     async with _snapshot_held(url):

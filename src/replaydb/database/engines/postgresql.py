@@ -82,7 +82,6 @@ ROLLBACK_SECONDS = 1.0
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-_NO_LIMITS: Mapping[str, str] = MappingProxyType({"statement_timeout": "0", "lock_timeout": "0"})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 #: Shut down, crashed, starting up, out of connections; no lock within `lock_timeout`.
@@ -444,7 +443,7 @@ class PostgresqlBackend:
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Take an advisory lock until the transaction ends, and lift its time limits."""
-        await connection.execute(_LIFT_LIMITS)
+        await connection.execute(_lift_limits(is_local=True))
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
         await connection.execute(select(BOUND_IDLENESS, lock))
 
@@ -488,10 +487,10 @@ class PostgresqlBackend:
         self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
     ) -> None:
         """Create them concurrently, without a time limit."""
-        # PgBouncer refuses parameters that it does not know.
-        settings = _NO_SETTINGS if self._url.through_pgbouncer else _NO_LIMITS
-        async with self._autocommit(settings) as engine:
-            await postgresql_indexes.create_missing(engine, indexes, notify)
+        async with self._alone() as connection, self._alone() as observer:
+            if not self._url.through_pgbouncer:  # it gives the session to others later
+                await connection.execute(_lift_limits(is_local=False))
+            await postgresql_indexes.create_missing(connection, observer, indexes, notify)
 
     async def size(self) -> int:
         """Return the size of the tables, with their indexes and TOAST tables."""
@@ -519,17 +518,10 @@ class PostgresqlBackend:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[AsyncConnection]:
         """Open a connection without transactions. Errors are typed."""
-        async with self._autocommit() as engine, engine.connect() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def _autocommit(
-        self, settings: Mapping[str, str] = _NO_SETTINGS
-    ) -> AsyncIterator[AsyncEngine]:
-        """Make an engine without transactions and without a pool. Errors are typed."""
-        engine = self._engine(settings, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        engine = self._engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
         try:
-            yield engine
+            async with engine.connect() as connection:
+                yield connection
         except Exception as error:
             raise self.translate(error) or error from error
         finally:
@@ -621,10 +613,16 @@ def _tables() -> dict[str, Table]:
 
 
 _SETTINGS = table("pg_settings", column("name"))
-#: For one transaction. Settings that the version of the server does not have are skipped.
-_LIFT_LIMITS = select(func.set_config(_SETTINGS.c.name, "0", True)).where(
-    _SETTINGS.c.name.in_(["statement_timeout", "transaction_timeout"])
-)
+
+
+def _lift_limits(*, is_local: bool) -> Select[str]:
+    """Remove the limits of the transaction or session. Not every server has all of them."""
+    limits = ["lock_timeout", "statement_timeout", "transaction_timeout"]
+    return select(func.set_config(_SETTINGS.c.name, "0", is_local)).where(
+        _SETTINGS.c.name.in_(limits)
+    )
+
+
 #: How long a migration tries to lock the tables, in seconds.
 LOCK_SECONDS = 600.0
 #: Pause in seconds between two attempts, for the calls that wait behind it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Index, MetaData, Row, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateIndex, DropIndex
 
 #: How often the server is asked about its progress, in seconds.
@@ -28,19 +28,22 @@ _STATE = text("""
 
 
 async def create_missing(
-    engine: AsyncEngine, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
+    connection: AsyncConnection,
+    observer: AsyncConnection,
+    indexes: Sequence[Index],
+    notify: Callable[[int, int | None], object],
 ) -> None:
     """Create the indexes that do not exist or are invalid, one after the other.
 
     Args:
-        engine: An engine in autocommit, without a pool.
+        connection: A connection in autocommit.
+        observer: Another one, which reads the progress.
         indexes: Indexes of tables that exist.
         notify: Called with the number of blocks or rows processed in the current phase, and their
             total.
     """
-    async with engine.connect() as connection, engine.connect() as observer:
-        for index in map(_concurrent, indexes):
-            await _create(connection, observer, index, notify)
+    for index in map(_concurrent, indexes):
+        await _create(connection, observer, index, notify)
 
 
 async def _create(
