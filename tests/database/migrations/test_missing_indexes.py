@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import AsyncMock
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import Column, Index, Integer, MetaData, text
@@ -97,6 +98,22 @@ async def test_other_processes_write_meanwhile(own_postgresql_url: str) -> None:
         assert await migrations.check(url) == ()
         assert all(done <= total for done, total in seen)
     await check_invariants(url)
+
+
+async def test_limits_of_the_role_do_not_apply(own_postgresql_url: str) -> None:
+    url = own_postgresql_url
+    await _drop(url, NAME)
+    database = urlsplit(url).path.removeprefix("/")
+    async with transaction(url) as connection:
+        for setting in ("lock_timeout", "statement_timeout"):
+            await connection.execute(text(f'ALTER DATABASE "{database}" SET {setting} = 500'))
+    async with _snapshot_held(url):
+        upgrading = asyncio.create_task(migrations.upgrade(url))
+        await asyncio.sleep(1.5)
+        assert not upgrading.done()
+    async with asyncio.timeout(20):
+        await upgrading
+    assert await migrations.check(url) == ()
 
 
 @pytest.mark.parametrize("how", ["cancelled", "terminated"])

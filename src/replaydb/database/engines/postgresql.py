@@ -489,7 +489,7 @@ class PostgresqlBackend:
         """Create them concurrently, without a time limit."""
         async with self._alone() as connection, self._alone() as observer:
             if not self._url.through_pgbouncer:  # it gives the session to others later
-                await connection.execute(_lift_limits(is_local=False))
+                await connection.execute(_lift_limits("lock_timeout", is_local=False))
             await postgresql_indexes.create_missing(connection, observer, indexes, notify)
 
     async def size(self) -> int:
@@ -615,9 +615,9 @@ def _tables() -> dict[str, Table]:
 _SETTINGS = table("pg_settings", column("name"))
 
 
-def _lift_limits(*, is_local: bool) -> Select[str]:
-    """Remove the limits of the transaction or session. Not every server has all of them."""
-    limits = ["lock_timeout", "statement_timeout", "transaction_timeout"]
+def _lift_limits(*more: str, is_local: bool) -> Select[str]:
+    """Remove limits of the transaction or session. Not every server has all of them."""
+    limits = ["statement_timeout", "transaction_timeout", *more]
     return select(func.set_config(_SETTINGS.c.name, "0", is_local)).where(
         _SETTINGS.c.name.in_(limits)
     )
