@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.bench import Bench
 from benchmarks.databases import databases
 from benchmarks.options import Options
 from benchmarks.progress import progress
-from benchmarks.registry import BENCHMARKS, ONLY_POSTGRESQL, WITHOUT_ENGINE
+from benchmarks.registry import BENCHMARKS, ONLY_GPU, ONLY_POSTGRESQL, WITHOUT_ENGINE
 from benchmarks.results import TOTAL_TIME, Result, machine, to_json, to_table
 
 ENGINES = {
@@ -35,6 +36,11 @@ async def measure(
 ) -> None:
     """Run benchmarks on engines. Append results as they come, and facts about the databases."""
     for name in names:
+        if name in ONLY_GPU and not torch.cuda.is_available():
+            Console(stderr=True).print(
+                f"{name}: not measured, there is no CUDA device", style="red"
+            )
+            continue
         for engine in [""] if name in WITHOUT_ENGINE else engines:
             if name in ONLY_POSTGRESQL and engine != "postgresql":
                 continue

@@ -8,7 +8,7 @@ from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, files, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
 from benchmarks.scaling import advance, fleet, growth, neighbors, network, scale, shared, viewers
-from benchmarks.training import loader, memory, shards, step, tensors, trainers
+from benchmarks.training import gpu, loader, memory, shards, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "put": put.run,
@@ -30,6 +30,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "step": step.run,
     "loader": loader.run,
     "memory": memory.run,
+    "gpu": gpu.run,
     "tensors": tensors.run,
     "loop": loop.run,
     "blocking": blocking.run,
@@ -39,3 +40,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 WITHOUT_ENGINE = frozenset({"tensors"})
 #: Benchmarks of a database on another machine, or of what only PostgreSQL has.
 ONLY_POSTGRESQL = frozenset({"fleet", "growth", "network", "shared"})
+#: Benchmarks that need a CUDA device, and payloads in files, so that the engine hardly matters.
+ONLY_GPU = frozenset({"gpu"})

@@ -117,6 +117,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpus": os.cpu_count(),
         "processor": _processor(),
+        **_gpu(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
@@ -127,6 +128,13 @@ def machine() -> dict[str, Any]:
             for name in ("sqlalchemy", "aiosqlite", "asyncpg", "numpy", "torch", "replaydb")
         },
     }
+
+
+def _gpu() -> dict[str, str]:
+    """Return the name of the GPU, if there is one."""
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _processor() -> str:

@@ -27,6 +27,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "shards": (("shape", "payloads", "each rank reads"), ("side",)),
     "step": (("prefetch",), ("side",)),
     "loader": (("prefetch",), ("side",)),
+    "gpu": (("groups", "from"), ("side",)),
     "blocking": (("call",), ("side",)),
     "memory": (("shape", "prefetch", "previous batch"), ("side",)),
     "loop": (("load",), ("side",)),

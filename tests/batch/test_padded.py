@@ -343,6 +343,13 @@ def test_for_cuda_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "zeros", without_pinning(torch.zeros))
     monkeypatch.setattr(torch, "empty", without_pinning(torch.empty))
+    copied: list[torch.Tensor] = []
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        copied.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert padding.is_pinned("cuda:0")
     assert not padding.is_pinned("cpu")
@@ -353,5 +360,6 @@ def test_for_cuda_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padding, "is_pinned", lambda device: device is not None)
     made = batch.padded(-1, device="cpu")
     assert asked == [True] * 4
+    assert any(made.attention_mask is one for one in copied)
     assert made.token_ids.tolist() == expected.token_ids.tolist()
     assert made.token_extras["value"].tolist() == [[1.5, 2.5]]

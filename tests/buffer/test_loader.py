@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 from replaydb import (
     Batch,
@@ -331,3 +333,26 @@ async def test_batches_that_need_not_be_full(buffer: Buffer) -> None:
     await buffer.put(groups(3))
     async with buffer.loader(2, Fifo(), lease=True, prefetch=0, at_least=1) as loader:
         assert [len(await anext(loader)), len(await anext(loader))] == [2, 1]
+
+
+async def test_collate_uses_the_stream_where_the_loader_was_created(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU, streams are names that belong to threads. See also `tests/test_gpu.py`."""
+    current = threading.local()
+
+    @contextmanager
+    def stream(name: str) -> Iterator[None]:
+        current.name = name
+        yield
+        del current.name
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current.name)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    await buffer.put(groups(2))
+    with stream("of the trainer"):
+        loader = buffer.loader(2, collate=lambda _: current.name, num_steps=2)
+    with stream("another"):
+        assert [name async for name in loader] == ["of the trainer"] * 2
+    await loader.aclose()

@@ -22,10 +22,11 @@ TINY = r"""
 import asyncio, json, sys
 from math import isfinite
 from pathlib import Path
+import torch
 from benchmarks.__main__ import measure
 from benchmarks.groups import Shape
 from benchmarks.options import Options
-from benchmarks.registry import BENCHMARKS, ONLY_POSTGRESQL
+from benchmarks.registry import BENCHMARKS, ONLY_GPU, ONLY_POSTGRESQL
 from benchmarks.report.__main__ import draw, filled
 from benchmarks.report.findings import Findings
 from benchmarks.results import from_json, to_json, to_table
@@ -39,6 +40,7 @@ names = [
     name for name, run in BENCHMARKS.items()
     if run.__module__.split(".")[1] in rooms.split() and name not in left_out.split()
     and (engine == "postgresql" or name not in ONLY_POSTGRESQL)
+    and (torch.cuda.is_available() or name not in ONLY_GPU)
 ]
 results, facts = [], {}
 asyncio.run(measure(names, [engine], options, results, facts))

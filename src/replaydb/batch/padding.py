@@ -192,8 +192,12 @@ def is_pinned(device: torch.device | str | None) -> bool:
 
 
 def moved(batch: _B, device: torch.device | str | None) -> _B:
-    """Move a batch to a device, asynchronously from page-locked memory."""
-    return batch if device is None else batch.to(device, non_blocking=is_pinned(device))
+    """Move a batch to a device. All copies are asynchronous if memory is page-locked."""
+    if device is None:
+        return batch
+    if is_pinned(device):
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch.to(device)
 
 
 def _token_ids(columns: Columns) -> TokenField:

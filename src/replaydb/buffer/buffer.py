@@ -82,8 +82,8 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
                 you ask for it.
             lease: Whether to lease the groups of each batch instead of sampling them, see `Loader`.
             ttl: Duration of these leases in seconds. They are extended while the event loop runs.
-            collate: Function that is called with each `Batch` in a thread. The loader returns its
-                result instead of the batch.
+            collate: Function that is called with each `Batch` in a thread, on the current CUDA
+                device and stream of this call. The loader returns its result instead of the batch.
             tasks: Name or names of the tasks to draw from. Default: all tasks. Not with a mapping
                 as `batch_size`.
             where: Condition over `replaydb.col` that groups must meet.

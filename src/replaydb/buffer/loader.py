@@ -15,6 +15,7 @@ from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
 from replaydb.cancellation import run_to_completion
+from replaydb.devices import current_stream
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class Loader(Generic[Collated]):
     background, in order. Leaving `async with`, or `aclose`, stops that. If a batch fails, its error
     is raised in its place; the next iteration continues.
 
+    `collate` runs in a thread, with the CUDA device and stream that were current where the loader
+    was created. So tensors that it copies to a GPU can be used in this stream.
+
     With leases, asking for the next batch acks the current one. Leaving `async with` acks the
     current batch, or nacks it if the block raised; `aclose` nacks it. Prefetched batches are
     released.
@@ -83,6 +87,7 @@ class Loader(Generic[Collated]):
         self._draw = draw
         self._redraw = redraw
         self._collate = collate
+        self._on_stream = current_stream()
         self._prefetch = prefetch
         self._next_step = first_step
         self._end = None if num_steps is None else first_step + num_steps
@@ -217,7 +222,7 @@ class Loader(Generic[Collated]):
                 self._making = batch.draw_id
             value: Any = batch
             if self._collate is not None:
-                value = await asyncio.to_thread(self._collate, batch)
+                value = await asyncio.to_thread(self._collated, self._collate, batch)
             return _Item(self._making, lease, value)
         except BaseException as error:
             if lease is not None:
@@ -227,6 +232,10 @@ class Loader(Generic[Collated]):
             return _Item(error=error)
         finally:
             self._making = None
+
+    def _collated(self, collate: Callable[[Batch], Collated], batch: Batch) -> Collated:
+        with self._on_stream():
+            return collate(batch)
 
     async def _drawn(self, step: int) -> tuple[Batch, Lease | None]:
         while self._to_redraw:
