@@ -42,6 +42,8 @@ class Shape:
 
 
 SMALL, MIDDLE, LARGE = Shape(8, 1024), Shape(8, 8192), Shape(16, 32_768)
+#: Groups of a mixture-of-experts model: 6.4 MB of routed experts.
+ROUTED = Shape(8, 2048, "routed experts")
 
 
 class Source:

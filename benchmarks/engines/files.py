@@ -19,12 +19,10 @@ import numpy as np
 import replaydb as rdb
 from benchmarks.bench import Bench
 from benchmarks.engines.sample import batch_size
-from benchmarks.groups import Shape, Source
+from benchmarks.groups import ROUTED, Shape, Source
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb.database.records import to_record
 
-#: Groups of a mixture-of-experts model: 6.4 MB of routed experts.
-ROUTED = Shape(8, 2048, "routed experts")
 TARGET = 0.8
 #: Number of different groups.
 VARIETY = 8

@@ -49,6 +49,31 @@ async def buffer(store: Store) -> Buffer:
 
 
 @postgresql_nightly
+async def test_an_upload_of_several_megabytes_is_repeated(
+    store: Store, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are not joined before, and are sent completely the second time, too."""
+    buffer = await store.buffer("math")
+    answered, sizes = endpoint._answer, []
+
+    def unavailable_once(method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method == "PUT" and ".pack" in target:
+            sizes.append(len(body))
+            if len(sizes) == 1:
+                return 503, b"<Error><Code>SlowDown</Code></Error>", []
+        return answered(method, target, headers, body)
+
+    monkeypatch.setattr(endpoint, "_answer", unavailable_once)
+    given = [long_group(str(i), 400_000) for i in range(3)]
+    await buffer.put(given)
+    assert len(sizes) == 2
+    assert sizes[0] == sizes[1] > 3_000_000
+    batch = await buffer.sample(3, rdb.Fifo())
+    assert [one.episodes[0].text for one in batch] == [one.episodes[0].text for one in given]
+    assert [one.episodes[0].token_ids.sum() for one in batch] == [400_000 * 399_999 // 2] * 3
+
+
+@postgresql_nightly
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 async def test_one_wrong_answer_fails_no_group(
     buffer: Buffer, endpoint: Endpoint, fault: Fault

@@ -174,7 +174,7 @@ def observe(trainer: Any, resume: bool = True) -> list[float]:
     step = trainer.training_step
 
     def observed(model: Any, inputs: Any, *more: Any) -> Any:
-        trained.extend(np.unique(inputs["advantages"]))
+        trained.extend(np.unique(inputs["advantages"].cpu()))
         return step(model, inputs, *more)
 
     trainer.training_step = observed

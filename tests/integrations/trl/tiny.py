@@ -207,7 +207,7 @@ def attention(
     for i in range(len(starts) - 1):
         q = query[starts[i] : starts[i + 1]].transpose(0, 1)
         k, v = (x[paths[i] : paths[i + 1]].transpose(0, 1) for x in (key, value))
-        seen = torch.ones(q.size(1), k.size(1), dtype=torch.bool).tril(k.size(1) - q.size(1))
+        seen = q.new_ones(q.size(1), k.size(1), dtype=torch.bool).tril(k.size(1) - q.size(1))
         made.append(
             torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=seen, scale=kwargs["softmax_scale"], enable_gqa=True
