@@ -14,7 +14,8 @@ from replaydb.episodes import GroupStatus
 
 if TYPE_CHECKING:
     from replaydb import PruneReport, Store
-    from replaydb.operations.removal import Progress, Removal
+    from replaydb.operations.removal import Removal
+    from replaydb.progress import Progress
 
 DAY_SECONDS = 86_400.0
 

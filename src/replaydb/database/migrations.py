@@ -22,13 +22,13 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.schema import metadata
 from replaydb.database.views import VIEWS
 from replaydb.errors import InvalidInputError, SchemaOutOfDateError
+from replaydb.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 #: Beginning of a difference that `upgrade` removes; see `check`.
 MISSING_INDEX = "add index "
-Progress = Callable[[int, int | None], object]
 
 _view_names = frozenset(view.table.name for view in VIEWS)
 _INDEXES = tuple(index for table in metadata.sorted_tables for index in table.indexes)
@@ -72,7 +72,7 @@ async def upgrade(
     backend = _backend(target)
     existed = await _run(backend, command.upgrade, revision)
     if existed and revisions.problem_of(backend, await revisions.find(backend)) is None:
-        await backend.create_indexes(_INDEXES, progress or _no_progress)
+        await backend.create_indexes(_INDEXES, progress or no_progress)
 
 
 async def downgrade(target: Backend | str | URL, revision: str) -> None:
@@ -99,10 +99,6 @@ async def current(target: Backend | str | URL) -> str | None:
         DatabaseError: The database does not exist, or cannot be read.
     """
     return (await revisions.find(_backend(target, read_only=True))).revision
-
-
-def _no_progress(done: int, total: int | None) -> None:
-    """Default of `progress`: does nothing."""
 
 
 def history() -> tuple[Revision, ...]:

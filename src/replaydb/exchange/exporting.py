@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,11 +30,10 @@ from replaydb.errors import InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import WRITERS, Format, Writer
 from replaydb.exchange.manifest import Manifest, Part, packed
+from replaydb.progress import Progress, no_progress
 
 #: Size of a file, in bytes of Arrow data. An interrupted export repeats at most one file.
 PART_BYTES = 256 << 20
-
-Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def export_groups(
     kind = checks.one_of("format", format, get_args(Format))
     skip = to_damaged(damaged)
     files = files_at("destination", destination)
-    notify = checks.optional(checks.function, "progress", progress) or _no_progress
+    notify = checks.optional(checks.function, "progress", progress) or no_progress
     with opened(url) as source:
         tasks_of_buffers, total, created = _tasks(source, which)
     manifest = _manifest(files, {"format": kind, **_described(which)}, created)
@@ -197,10 +196,6 @@ class _Export:
             sum(part.num_bytes for part in parts),
             len(self.omitted),
         )
-
-
-def _no_progress(done: int, total: int | None) -> None:
-    """Default of `progress`: does nothing."""
 
 
 @contextmanager

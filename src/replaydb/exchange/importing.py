@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -20,6 +20,7 @@ from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import NAMES, names_of, rows_of
 from replaydb.exchange.groups import SORTED, Incoming, groups_in
 from replaydb.exchange.manifest import NAME, Manifest, Part
+from replaydb.progress import Progress, no_progress
 
 #: Maximum number of groups and tokens of a put; a single group may have more tokens.
 PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
@@ -27,8 +28,6 @@ PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
 PATIENCE_SECONDS = 60.0
 #: Number of stores that are open at once, one for each run: groups keep the run that put them.
 OPEN_RUNS = 4
-
-Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def import_groups(
     """
     target = checks.optional(checks.name, "buffer", buffer)
     may_create = checks.flag("create", create)
-    notify = checks.optional(checks.function, "progress", progress) or _no_progress
+    notify = checks.optional(checks.function, "progress", progress) or no_progress
     files = files_at("source", source)
     names, total = _parts(files)
     latest, in_several = _latest(files, names)
@@ -102,10 +101,6 @@ def import_groups(
                     episodes += sum(one.group.num_episodes for one in batch)
                     notify(groups, total)
     return ImportReport(len(names), groups, episodes, put)
-
-
-def _no_progress(done: int, total: int | None) -> None:
-    """Default of `progress`: does nothing."""
 
 
 def _parts(files: Files) -> tuple[list[str], int | None]:

@@ -25,6 +25,7 @@ from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, se
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
+from replaydb.progress import Progress
 from replaydb.store import Store
 
 T = TypeVar("T")
@@ -38,9 +39,6 @@ PAGE = 100_000
 ATTEMPTS = 3
 #: An id that no row has.
 NO_ID = 0
-
-#: Called with the number of groups and draws deleted so far, and found so far.
-Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
