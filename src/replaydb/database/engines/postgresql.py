@@ -39,6 +39,7 @@ from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
     postgresql_indexes,
+    postgresql_plans,
     postgresql_pooler,
     postgresql_roles,
     postgresql_sequences,
@@ -82,12 +83,6 @@ ROLLBACK_SECONDS = 1.0
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-#: All statements of calls find their rows by index. But the server keeps the plan of a statement,
-#: and until the first ANALYZE of a new table, minutes later, that may be a scan of what was then a
-#: small table. Compiling a plan (`jit`) takes longer than running it.
-_PLANNING: Mapping[str, str] = MappingProxyType({"enable_seqscan": "off", "jit": "off"})
-#: Queries of a store that is opened read-only may scan tables, but use one core of the server.
-_READ_ONLY_PLANNING: Mapping[str, str] = MappingProxyType({"max_parallel_workers_per_gather": "0"})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 #: Shut down, crashed, starting up, out of connections; no lock within `lock_timeout`.
@@ -163,18 +158,20 @@ class PostgresqlBackend:
 
     def writer_engine(self) -> AsyncEngine:
         """Return an engine for READ COMMITTED transactions, which lock the rows they depend on."""
-        engine = self._engine(self._planning, isolation_level="READ COMMITTED", **self._pool)
+        engine = self._engine(isolation_level="READ COMMITTED", **self._pool)
         event.listen(engine.sync_engine, "connect", read_types)
         return engine
 
     def reader_engine(self) -> AsyncEngine:
-        """Return an engine for REPEATABLE READ snapshots."""
-        engine = self._engine(self._planning, isolation_level="REPEATABLE READ", **self._pool)
-        return engine.execution_options(postgresql_readonly=True)
+        """Return an engine for REPEATABLE READ snapshots.
 
-    @property
-    def _planning(self) -> Mapping[str, str]:
-        return _READ_ONLY_PLANNING if self.read_only else _PLANNING
+        If the store is opened read-only, a query uses one core of the server.
+        """
+        # PgBouncer refuses parameters that it does not know.
+        alone = self.read_only and not self._url.through_pgbouncer
+        settings = {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
+        engine = self._engine(settings, isolation_level="REPEATABLE READ", **self._pool)
+        return engine.execution_options(postgresql_readonly=True)
 
     def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
         """Return the reader in autocommit, except where each transaction sets its time limits."""
@@ -212,8 +209,9 @@ class PostgresqlBackend:
                 seconds,
                 IDLE_IN_TRANSACTION_SECONDS if is_reader else url.frozen_seconds,
                 is_local=is_long or url.through_pgbouncer,
-                others=self._planning,
             )
+            if not is_single:
+                await postgresql_plans.renew(connection, asyncio.get_running_loop().time())
             if is_reader:
                 await self._check(connection, earlier)
         if not is_reader:
@@ -587,8 +585,7 @@ class PostgresqlBackend:
         url = self._url if url is None else url
         server_settings = {
             "application_name": "replaydb",
-            # PgBouncer refuses parameters that it does not know.
-            **({} if url.through_pgbouncer else settings),
+            **settings,
             **url.settings,
         }
         unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Dialect, Select, func, select
@@ -26,12 +24,7 @@ _KEY = "replaydb_has_limits"
 
 
 async def set_limits(
-    connection: AsyncConnection,
-    seconds: float,
-    idle_seconds: float,
-    *,
-    is_local: bool,
-    others: Mapping[str, str] = MappingProxyType({}),
+    connection: AsyncConnection, seconds: float, idle_seconds: float, *, is_local: bool
 ) -> None:
     """Limit the open transaction of a connection; or, once, all that have no limits of their own.
 
@@ -43,15 +36,13 @@ async def set_limits(
             without limit.
         is_local: Limit only the transaction that begins next, with its BEGIN. Otherwise
             `ORDINARY_SECONDS` replace `seconds`.
-        others: Other settings of the transaction, if `is_local`.
     """
     driver: Any = (await connection.get_raw_connection()).driver_connection
     version = driver.get_server_version().major
     driver.first_statement = ""
     if is_local:
         whole = math.ceil(seconds)  # so that few texts are compiled
-        given = tuple(others.items())
-        driver.first_statement = _text(connection.dialect, version, whole, idle_seconds, given)
+        driver.first_statement = _text(connection.dialect, version, whole, idle_seconds)
     elif not connection.info.get(_KEY):
         await connection.execute(_limits(version, ORDINARY_SECONDS, idle_seconds, False))
         await connection.commit()
@@ -59,16 +50,9 @@ async def set_limits(
 
 
 @lru_cache(maxsize=256)
-def _text(
-    dialect: Dialect,
-    version: int,
-    seconds: float,
-    idle_seconds: float,
-    others: tuple[tuple[str, str], ...],
-) -> str:
-    """Return the text of the statement that sets both limits of one transaction, and others."""
+def _text(dialect: Dialect, version: int, seconds: float, idle_seconds: float) -> str:
+    """Return the text of the statement that sets both limits of one transaction."""
     limits = _limits(version, seconds, idle_seconds, True)
-    limits = limits.add_columns(*(func.set_config(name, value, True) for name, value in others))
     return str(limits.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 

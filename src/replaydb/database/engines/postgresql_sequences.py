@@ -32,8 +32,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import Grouping
 
 from replaydb.database.prepared import Bound, execute
-from replaydb.database.schema import GENERATED, draw, draw_group, episode_group, metadata
-from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.schema import GENERATED, draw, draw_group, episode_group, group, metadata
 from replaydb.database.writes import Part, Write, numbered, rows_of
 
 UNIQUE_VIOLATION = "23505"
@@ -122,7 +121,7 @@ def identify_groups(
 def _identify_groups(parts: tuple[Part, ...]) -> Select[Any]:
     buffer_id: BindParameter[int] = bindparam("buffer_id")
     uids: BindParameter[Any] = bindparam("uids")
-    stored = select_known_uids.build(buffer_id, uids).cte("stored")
+    stored = _stored(buffer_id, uids).cte("stored")
     known = select(
         func.array_agg(stored.c.group_uid, type_=ARRAY(String)).label("known_uids"),
         func.array_agg(stored.c.id, type_=ARRAY(BigInteger)).label("known_ids"),
@@ -145,6 +144,20 @@ def _identify_groups(parts: tuple[Part, ...]) -> Select[Any]:
         added = insert(part.statement.table).from_select(list(part.names), fresh)
         statement = statement.add_cte(added.cte(f"write_{number}"))
     return statement
+
+
+def _stored(buffer_id: Any, uids: Any) -> Select[Any]:
+    """Select the uids and ids of groups that have these uids.
+
+    Each is one lookup in the index of uids, whose order it requests. Without statistics, the
+    planner would rather read all groups of a buffer than look up many uids.
+    """
+    wanted = func.unnest(cast(uids, ARRAY(String))).table_valued("uid").render_derived("wanted")
+    one = select(group.group_uid, group.id).where(
+        group.buffer_id == buffer_id, group.group_uid.between(wanted.c.uid, wanted.c.uid)
+    )
+    found = one.order_by(group.group_uid).limit(1).lateral("found")
+    return select(found.c.group_uid, found.c.id).select_from(wanted.join(found, true()))
 
 
 def is_race(error: BaseException | None) -> bool:
