@@ -40,5 +40,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 WITHOUT_ENGINE = frozenset({"tensors"})
 #: Benchmarks of a database on another machine, or of what only PostgreSQL has.
 ONLY_POSTGRESQL = frozenset({"fleet", "growth", "network", "shared"})
-#: Benchmarks that need a CUDA device, and payloads in files, so that the engine hardly matters.
+#: Benchmarks that need a CUDA device.
 ONLY_GPU = frozenset({"gpu"})

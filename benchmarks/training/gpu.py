@@ -32,7 +32,7 @@ COPY, LOADER = "page-locked memory", "the store, by a loader"
 WIDTH, LAYERS, VOCABULARY = 512, 4, 8192
 #: Tokens of a forward and backward pass.
 MICRO_BATCH = 131_072
-#: Steps that are not measured.
+#: Rounds, batches and steps that are not measured.
 WARM_UP = 3
 
 
@@ -78,11 +78,11 @@ async def _bandwidths(bench: Bench, what: str, buffer: rdb.Buffer) -> list[Resul
         torch.cuda.synchronize()
 
     works = {COPY: copy, "a decoded batch": move, "the store": draw}
-    timings = await bench.times(what, works, bench.options.rounds, warm_up=3)
+    timings = await bench.times(what, works, bench.options.rounds, warm_up=WARM_UP)
     medians = {name: timings.median(name) for name in works}
     bench.report(f"{what}: loader")
     async with buffer.loader(BATCH, collate=to_gpu) as loader:
-        for _ in range(3):
+        for _ in range(WARM_UP):
             await anext(loader)
         start = time.perf_counter()
         for _ in range(bench.options.rounds):

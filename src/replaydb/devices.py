@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def current_stream() -> Callable[[], AbstractContextManager[Any]]:
-    """Return a function that makes the current device and stream of this thread current in another.
+def on_current_stream(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function so that any thread runs it on the current device and stream of this one.
 
-    Both belong to a thread: in a new one, the first device and its default stream are current. The
-    function returns a context for one thread. Without a CUDA device in use it has no effect.
+    Both belong to a thread: in a new one, the first device and its default stream are current. If
+    no CUDA device is in use, the function is returned unchanged.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return nullcontext
-    return partial(torch.cuda.stream, torch.cuda.current_stream())
+        return function
+    stream = torch.cuda.current_stream()
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.cuda.stream(stream):
+            return function(*args, **kwargs)
+
+    return run

@@ -15,7 +15,7 @@ from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
 from replaydb.cancellation import run_to_completion
-from replaydb.devices import current_stream
+from replaydb.devices import on_current_stream
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class Loader(Generic[Collated]):
     ) -> None:
         self._draw = draw
         self._redraw = redraw
-        self._collate = collate
-        self._on_stream = current_stream()
+        self._collate = None if collate is None else on_current_stream(collate)
         self._prefetch = prefetch
         self._next_step = first_step
         self._end = None if num_steps is None else first_step + num_steps
@@ -222,7 +221,7 @@ class Loader(Generic[Collated]):
                 self._making = batch.draw_id
             value: Any = batch
             if self._collate is not None:
-                value = await asyncio.to_thread(self._collated, self._collate, batch)
+                value = await asyncio.to_thread(self._collate, batch)
             return _Item(self._making, lease, value)
         except BaseException as error:
             if lease is not None:
@@ -232,10 +231,6 @@ class Loader(Generic[Collated]):
             return _Item(error=error)
         finally:
             self._making = None
-
-    def _collated(self, collate: Callable[[Batch], Collated], batch: Batch) -> Collated:
-        with self._on_stream():
-            return collate(batch)
 
     async def _drawn(self, step: int) -> tuple[Batch, Lease | None]:
         while self._to_redraw:

@@ -95,7 +95,7 @@ class Bucket:
         """Write an object with one request, which is answered when the object is durable."""
         import obstore
 
-        # Joining takes longer than taking many bytes one chunk after the other.
+        # To join many bytes takes longer than to pass the chunks, and blocks other threads.
         content = b"".join(chunks) if sum(map(len, chunks)) < _LARGE else iter(chunks)
         # Not multipart: the parts of an interrupted upload are not listed, but cost money.
         await obstore.put_async(self._store, file, content, use_multipart=False)
