@@ -229,6 +229,18 @@ async def test_close_saves_commits_in_deleted_files(path: Path) -> None:
     assert await _stored(path) >= {"first", "second"}
 
 
+async def test_a_process_opens_a_database_again_while_it_keeps_the_error(path: Path) -> None:
+    store = await Store.open(f"sqlite:///{path}", run="a")
+    buffer = await store.buffer("math")
+    await buffer.put(group("second"))
+    _delete("-wal", "-shm")(path)
+    with pytest.raises(rdb.DatabaseReplacedError, match="then open it again") as kept:
+        await buffer.put(group("refused"))
+    await store.close()
+    assert await _stored(path) >= {"first", "second"}
+    assert kept.tb is not None  # its frames refer to the lost files
+
+
 async def test_a_backup_copied_beside_an_old_log_is_refused(path: Path) -> None:
     shutil.copy(path, path.with_name("older.db"))
     await _fill(path, "second")

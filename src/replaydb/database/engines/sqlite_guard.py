@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
@@ -97,6 +97,8 @@ class _SideFiles:
     def __init__(self, path: str) -> None:
         self.wal_path, self._shm_path = f"{path}-wal", f"{path}-shm"
         self._wal, self._shm = _identity(self.wal_path), _identity(self._shm_path)
+        #: Connections that have them open.
+        self.users: WeakSet[GuardedConnection] = WeakSet()
         #: Why the connections of this process can no longer be used.
         self.failure: str | None = None
 
@@ -121,7 +123,8 @@ class _SideFiles:
         )
 
 
-#: By the identity of the database file. An entry is removed when no connection refers to it.
+#: By the identity of the database file. While an exception refers to it, an entry without users is
+#: left. It is not used again: the -wal and -shm files are new then, or even the database file.
 _all_side_files: WeakValueDictionary[_Identity, _SideFiles] = WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -171,7 +174,11 @@ class GuardedConnection(sqlite3.Connection):
             path = os.path.realpath(file.path)
             with _lock:
                 identity = found.st_dev, found.st_ino
-                self._side_files = _all_side_files.setdefault(identity, _SideFiles(path))
+                side_files = _all_side_files.get(identity)
+                if side_files is None or not side_files.users:
+                    side_files = _all_side_files[identity] = _SideFiles(path)
+                side_files.users.add(self)
+                self._side_files = side_files
         self.check()
 
     def check(self) -> None:
@@ -242,6 +249,9 @@ class GuardedConnection(sqlite3.Connection):
                 return
             if loss is not None and loss.can_be_saved:
                 self._save()
+        if side_files is not None:
+            with _lock:
+                side_files.users.discard(self)
         super().close()
 
     def _read(self, pragma: str) -> int:
