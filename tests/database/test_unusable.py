@@ -11,7 +11,7 @@ import struct
 import tempfile
 import threading
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -250,20 +250,56 @@ MOUNTS = """\
 /dev/root / ext4 rw,relatime 0 0
 server:/home /mnt/shared\\040data {kind} rw,vers=4.2 0 0
 tmpfs /mnt/shared\\040data/local tmpfs rw 0 0
+/dev/root /mnt/replay.db ext4 rw,relatime 0 0
 """
 
 
-@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p", "ceph", "lustre", "fuse.sshfs"])
-async def test_network_filesystems_are_refused(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.fixture
+def list_mounts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replace the list of mounts; the filesystem at `/mnt/shared data` is of the given kind."""
     read_text = Path.read_text
 
-    def read(path: Path, *arguments: Any, **options: Any) -> str:
-        if path == Path("/proc/self/mounts"):
-            return MOUNTS.format(kind=kind)
-        return read_text(path, *arguments, **options)
+    def list_them(kind: str) -> None:
+        def read(path: Path, *arguments: Any, **options: Any) -> str:
+            if path == Path("/proc/self/mounts"):
+                return MOUNTS.format(kind=kind)
+            return read_text(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "read_text", read)
+        monkeypatch.setattr(Path, "read_text", read)
+
+    return list_them
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p", "ceph", "lustre", "fuse.sshfs"])
+async def test_network_filesystems_are_refused(
+    list_mounts: Callable[[str], None], kind: str
+) -> None:
+    list_mounts(kind)
     with pytest.raises(rdb.NotSupportedError, match=f"network filesystem .{kind}.*PostgreSQL"):
         await Store.open("sqlite:////mnt/shared data/run/replay.db")
     for local in ("/mnt/shared data/local/replay.db", "/mnt/other/replay.db"):
         await backend_for(f"sqlite:///{local}").check_target()
+
+
+async def test_a_file_that_is_a_mount_is_refused(list_mounts: Callable[[str], None]) -> None:
+    """A container with `-v $PWD/replay.db:/mnt/replay.db` would keep the log for itself."""
+    list_mounts("ext4")
+    with pytest.raises(rdb.NotSupportedError, match="mounted as a single file"):
+        await Store.open("sqlite:////mnt/replay.db")
+
+
+async def test_a_file_with_two_names_is_refused(sqlite_url: str, tmp_path: Path) -> None:
+    """Two processes that open it by different names would not see each other's commits."""
+    other = tmp_path / "other" / "replay.db"
+    other.parent.mkdir()
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group("first"))
+        os.link(sqlite_url.removeprefix("sqlite:///"), other)
+        await buffer.put(group("second"))  # an open store has the log beside its own name
+        with pytest.raises(rdb.NotSupportedError, match=r"2 names \(hard links\)"):
+            await Store.open(f"sqlite:///{other}", run="b")
+        assert [*other.parent.iterdir()] == [other]  # no log beside it
+    other.unlink()
+    async with Store.open(sqlite_url) as store:
+        assert await (await store.buffer("math", create=False)).count() == 2

@@ -49,7 +49,7 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
     try:
         await backend.check_target()
     except NotSupportedError as error:
-        fix = "move it to a local disk, or use PostgreSQL"
+        fix = "keep it in a folder of a local disk, under one name, or use PostgreSQL"
         return (Finding("bad", "location", str(error), fix),)
     database = Database(backend)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import random
 import sqlite3
 import time
@@ -40,6 +39,7 @@ from replaydb.cancellation import run_to_completion
 from replaydb.database.engines import (
     sqlite_checkup,
     sqlite_damage,
+    sqlite_location,
     sqlite_sql,  # noqa: F401 - registers the compilation of its SQL
 )
 from replaydb.database.engines.protocol import Identified, Pinned, T, Work
@@ -73,9 +73,6 @@ WATCH_SECONDS = (0.002, 0.05)
 
 #: Writers wait for other processes in `_begin_immediate`, not inside SQLite.
 _WAIT_IN_LOOP = "PRAGMA busy_timeout = 0"
-
-_NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs",
-                        "fuse.glusterfs", "glusterfs", "lustre", "beegfs", "gpfs"}  # fmt: skip
 
 
 class SqliteBackend:
@@ -252,16 +249,13 @@ class SqliteBackend:
         return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
     async def check_target(self) -> None:
-        """Refuse network filesystems. WAL needs shared memory, which they do not provide."""
+        """Refuse a path at which SQLite would lose commits."""
         try:
-            kind = await asyncio.to_thread(_filesystem_of, self._path)
-        except RuntimeError as error:
+            hazard = await asyncio.to_thread(sqlite_location.hazard, self._path)
+        except RuntimeError as error:  # no other thread could be started
             raise DatabaseUnavailableError(f"{self._path}: {error}") from error
-        if kind in _NETWORK_FILESYSTEMS:
-            raise NotSupportedError(
-                f"{self._path} is on a network filesystem ({kind}), where SQLite loses data; "
-                "use a local disk, or PostgreSQL to share a store between machines"
-            )
+        if hazard is not None:
+            raise NotSupportedError(f"{self._path}: {hazard}")
 
     async def examine_connections(self, end: float) -> list[Finding]:
         """Return nothing: a file is opened directly."""
@@ -518,19 +512,3 @@ class _SqliteSignal(Signal):
 
     def _publish(self) -> None:
         """Do nothing: a commit changes `PRAGMA data_version`."""
-
-
-def _filesystem_of(path: Path) -> str | None:
-    """Return the type of the filesystem that holds `path`; None if mounts are not listed."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf8").splitlines()
-    except OSError:
-        return None
-    resolved = Path(os.path.realpath(path))  # does not fail on a loop of links
-    best, kind = -1, None
-    for mount in mounts:
-        _, point, filesystem, *_ = mount.split(" ")
-        folder = Path(point.replace("\\040", " "))
-        if resolved.is_relative_to(folder) and len(folder.parts) > best:
-            best, kind = len(folder.parts), filesystem
-    return kind
