@@ -56,7 +56,7 @@ class Uniform:
 class Prioritized:
     """Random, in proportion to `priority ** priority_exponent` (a setting of the buffer).
 
-    Groups of priority 0 are drawn only if no others are left.
+    Groups of priority 0 have weight 0: they are drawn only if no others are left, oldest first.
 
     Attributes:
         beta: Exponent of the importance weights `(w_i / min_j w_j) ** -beta`, in [0, 1]: 0 is no

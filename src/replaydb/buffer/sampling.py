@@ -1,4 +1,4 @@
-"""Draws whose groups stay available (`sample`), and read-only previews of draws (`peek`)."""
+"""Draws whose groups stay available (`sample`), and reads by a sampling strategy (`peek`)."""
 
 from __future__ import annotations
 
