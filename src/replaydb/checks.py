@@ -36,8 +36,9 @@ _MAX_JSON_DEPTH = 100  # well below what SQLite, PostgreSQL and this interpreter
 
 def scalar(value: object) -> object:
     """Return the Python number inside a numpy or torch scalar; anything else unchanged."""
-    torch = sys.modules.get("torch")
-    if isinstance(value, np.generic | np.ndarray) or (torch and isinstance(value, torch.Tensor)):
+    # Another thread may be importing torch. Before it defines the class, there are no tensors.
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(value, (np.generic, np.ndarray, tensor)):
         if value.ndim:
             return value
         plain = value.item()

@@ -19,13 +19,14 @@ def on_current_stream(function: Callable[P, T]) -> Callable[P, T]:
     Both belong to a thread: in a new one, the first device and its default stream are current. If
     no CUDA device is in use, the function is returned unchanged.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    # Another thread may be importing torch. Before it defines `cuda`, no device is in use.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
         return function
-    stream = torch.cuda.current_stream()
+    stream = cuda.current_stream()
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch.cuda.stream(stream):
+        with cuda.stream(stream):
             return function(*args, **kwargs)
 
     return run

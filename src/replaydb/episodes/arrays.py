@@ -289,8 +289,8 @@ def shape_of(array: Array) -> str:
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Whether `value` is a torch tensor. Never imports torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    # Another thread may be importing torch. Before it defines the class, there are no tensors.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def _vector(field: str, value: ArrayLike) -> NDArray[Any]:

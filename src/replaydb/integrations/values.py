@@ -286,8 +286,8 @@ def _raw(content: Any, name: str, shape: list[int]) -> Any:
 
 
 def _ref(value: Any) -> Any:
-    ray = sys.modules.get("ray")
-    return ray.put(value) if ray is not None and ray.is_initialized() else value
+    is_initialized = _imported("ray", "is_initialized")
+    return sys.modules["ray"].put(value) if is_initialized and is_initialized() else value
 
 
 def _state(value: Any) -> Any:
@@ -300,7 +300,7 @@ def _state(value: Any) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return a class, or () if its module was not imported and so no instance exists."""
+    """Return a class or function; () if no import has defined it yet, so no instance exists."""
     return getattr(sys.modules.get(module), name, ())
 
 
