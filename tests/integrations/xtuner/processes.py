@@ -14,16 +14,16 @@ from replaydb.integrations.xtuner import SqlReplayBufferConfig
 assert integrations.xtuner.conftest
 
 
-def die_training(url: str, consume: str) -> None:
-    """Put six groups, take two and save; take two more, and be killed before the next save."""
+def die_training(url: str, consume: str, folder: str, times: int) -> None:
+    """Put six groups, take two and save, `times` times; be killed before the model is saved."""
 
     async def work() -> None:
         buffer = SqlReplayBufferConfig(url=url, consume=consume, order="fifo").build()
         for uid in range(6):
             await buffer.put([state(uid)], "math")
-        await buffer.take_batch({"math": 2})
-        await buffer.save("checkpoint")
-        await buffer.take_batch({"math": 2})
+        for step in range(times):
+            await buffer.take_batch({"math": 2})
+            await buffer.save(Path(folder) / f"ckpt-step-{step}")
         os.kill(os.getpid(), signal.SIGKILL)
 
     asyncio.run(work())

@@ -423,7 +423,7 @@ async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None
 
 
 @pytest.mark.parametrize("reported", ["refresh", "put"])
-async def test_a_checkpoint_without_the_buffer(build: Open, reported: str) -> None:
+async def test_a_checkpoint_without_the_buffer(build: Open, tmp_path: Path, reported: str) -> None:
     """Groups of earlier steps are trained on, groups of later steps return, others are kept."""
     first = build(consume="saved", order="fifo")
     await put(first, 1, 2, 3, 4)
@@ -438,8 +438,9 @@ async def test_a_checkpoint_without_the_buffer(build: Open, reported: str) -> No
         await second.put([state(5)], "code", current_train_step=3)
     assert await taken(second, math=9) == {"math": [[3], [4]]}
     await refreshed(second, 4, math=99)  # does not settle leases of this process
-    await second.resume("anywhere")
-    assert await taken(second, math=9) == {"math": [[3], [4]]}
+    await second.resume(tmp_path)
+    await refreshed(second, 4, math=99)
+    assert await taken(second, math=9) == {"math": []}
     assert len(second) == (1 if reported == "put" else 0)
 
 
@@ -542,38 +543,106 @@ async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -
         ("postgresql", "saved", [2, 3, 4, 5]),
         ("sqlite", "never", [0, 1, 2, 3, 4, 5]),
         pytest.param("postgresql", "taken", [4, 5], marks=pytest.mark.nightly),
-        pytest.param("sqlite", "saved", [2, 3, 4, 5], marks=pytest.mark.nightly),
+        ("sqlite", "saved", [2, 3, 4, 5]),
         pytest.param("postgresql", "never", [0, 1, 2, 3, 4, 5], marks=pytest.mark.nightly),
     ],
 )
-async def test_a_trainer_is_killed(url: str, build: Open, consume: str, left: list[int]) -> None:
-    """It took 0 and 1 before its checkpoint, and 2 and 3 after it."""
-    with workers(Worker(processes.die_training, url, consume)) as [trainer]:
+async def test_killed_while_a_checkpoint_is_saved(
+    url: str, build: Open, tmp_path: Path, consume: str, left: list[int]
+) -> None:
+    """XTuner saves the buffer before the model, so the checkpoint before is the latest one."""
+    with workers(Worker(processes.die_training, url, consume, str(tmp_path), 2)) as [trainer]:
         assert await trainer.ended() == -9
     buffer = build(consume=consume, order="fifo")
-    await buffer.resume("no such file")
+    await buffer.resume(tmp_path / "ckpt-step-0")
     assert len(buffer) == len(left)
     assert (await taken(buffer, math=9))["math"] == [[uid] for uid in left]
 
 
-async def test_taken_groups_are_kept_until_saved(build: Open) -> None:
-    buffer = build(consume="saved")
-    await put(buffer, 1, 2)
-    assert await taken(buffer, math=1) == {"math": [[1]]}
-    assert await buffer.count("math", Status.COMPLETED) == 1
-    await buffer.resume("anywhere")
+@both_engines
+async def test_a_save_acknowledges_the_checkpoint_before(build: Open, tmp_path: Path) -> None:
+    buffer = build(consume="saved", order="fifo")
+    await put(buffer, *range(5))
+
+    def outcomes() -> list[str]:
+        return [one.status for one in buffer._storage.buffer.find()]
+
+    for step, expected in enumerate([0, 1, 1, 3]):
+        await taken(buffer, math=1)
+        await buffer.save(tmp_path / "ab"[step == 1 or step == 2])  # "a", "b", "b" again, "a"
+        left = 5 - step - 1
+        assert outcomes() == (
+            ["archived"] * expected + ["leased"] * (step + 1 - expected) + ["completed"] * left
+        )
+    await buffer.resume(tmp_path / "a")
+    assert outcomes() == ["archived"] * 4 + ["completed"]
+
+
+@both_engines
+async def test_any_checkpoint_can_be_resumed(build: Open, tmp_path: Path) -> None:
+    """Groups of later checkpoints return, and so do groups of no checkpoint, if they are moved."""
+    before = build(consume="saved", order="fifo")
+    await put(before, *range(5))
+    await put(before, 5, status=Status.ABORTED)
+    for step in range(3):
+        await taken(before, math=1)
+        if step == 1:
+            await before.get(1, "math", Status.ABORTED)
+        await before.save(tmp_path / "work" / f"ckpt-step-{step}")
+    await taken(before, math=1)
+    folder = (tmp_path / "work").rename(tmp_path / "moved")
+    for resumed, first in ((1, 2), (0, 1), (0, 1)):
+        buffer = build(consume="saved", order="fifo")
+        await buffer.resume(folder / f"ckpt-step-{resumed}")
+        assert await taken(buffer, math=9) == {"math": [[uid] for uid in range(first, 5)]}
+    await buffer.save(folder / "ckpt-step-1")  # saved again
+    buffer = build(consume="saved", order="fifo")
+    await buffer.resume(folder / "ckpt-step-1")
+    assert await taken(buffer, math=9) == {"math": []}
+    assert await buffer.count("math", Status.ABORTED) == 0
+
+
+async def test_groups_that_lost_their_payload_do_not_return(
+    build: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = build(consume="saved", order="fifo")
+    buffer._storage.buffer.update_settings(archived_payload="drop")
+    await put(buffer, 0, 1, 2)
+    for step in range(3):
+        await buffer.save(tmp_path / str(step))
+        await taken(buffer, math=1)
+    await buffer.resume(tmp_path / "0")
+    assert "1 groups taken since" in caplog.text
     assert await taken(buffer, math=9) == {"math": [[1], [2]]}
-    await buffer.save("anywhere")
-    await buffer.resume("anywhere")
-    assert len(buffer) == 0
 
 
-async def test_owners_resume_independently(build: Open) -> None:
+async def test_a_checkpoint_without_a_mark(build: Open, tmp_path: Path) -> None:
+    """It was made without replaydb, or by an older version: the next train step decides."""
+    before = build(consume="saved", order="fifo")
+    await put(before, 0, 1, 2)
+    for step in (1, 2):
+        await refreshed(before, step, math=99)
+        await taken(before, math=1)
+    buffer = build(consume="saved", order="fifo")
+    await buffer.resume(tmp_path)
+    await refreshed(buffer, 2, math=99)
+    assert await taken(buffer, math=9) == {"math": [[1], [2]]}
+    (tmp_path / "replaydb.json").write_text("[]")
+    with pytest.raises(rdb.InvalidInputError, match=r"path: expected .*replaydb\.json"):
+        await buffer.resume(tmp_path)
+
+
+async def test_owners_resume_independently(build: Open, tmp_path: Path) -> None:
     one, two = build(consume="saved", owner="one"), build(consume="saved", owner="two")
     await put(one, 1, 2)
-    await taken(one, math=1)
-    await taken(two, math=1)
-    await one.resume("anywhere")
+    for step in range(2):
+        for owner in (one, two):
+            await owner.save(tmp_path / owner._storage._owner / str(step))
+            if step == 0:
+                await taken(owner, math=1)
+    await one.save(tmp_path / "one" / "2")
+    await two.save(tmp_path / "two" / "2")
+    await one.resume(tmp_path / "one" / "0")
     assert await taken(two, math=9) == {"math": [[1]]}
 
 

@@ -135,12 +135,25 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         return len(self._storage) if self._storage.is_used else 0
 
     async def save(self, path: str | Path) -> None:
-        """Record that a checkpoint includes the groups taken so far. No file is written."""
-        await self._storage.let_go(used=True)
+        """Record in a checkpoint which groups were taken before it, if `consume` is "saved".
+
+        The trainer completes the checkpoint afterwards. Its groups are therefore acknowledged by
+        the next save to another path, or when the trainer resumes from it.
+        """
+        async with self._lock:
+            await self._storage.save(Path(path))
 
     async def resume(self, path: str | Path) -> None:
-        """Release groups taken since the last `save`, also by a process that was killed."""
-        await self._storage.let_go(used=False)
+        """Return to a checkpoint, if `consume` is "saved".
+
+        Groups that were taken since can be taken again, also if a killed process had taken them or
+        a later checkpoint includes them.
+
+        Raises:
+            InvalidInputError: The record of the checkpoint cannot be read.
+        """
+        async with self._lock:
+            await self._storage.resume(Path(path))
 
 
 class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
@@ -151,8 +164,8 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
         name: Name of the buffer.
         order: "staleness" takes the stalest groups first, as XTuner's asynchronous config; "fifo"
             takes the oldest, as its synchronous config.
-        consume: When taken groups are used up. "taken": at once, as in XTuner. "saved": when `save`
-            records that a checkpoint includes them; until then `resume` releases them. "never":
+        consume: When taken groups are used up. "taken": at once, as in XTuner. "saved": when a
+            checkpoint that includes them is complete; until then they stay leased. "never":
             completed groups can be taken again.
         owner: Name of the consumer. Consumers that resume independently need different names.
         run: Name of the run, as for `replaydb.Store.open`.

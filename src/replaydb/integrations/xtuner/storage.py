@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from xtuner.v1.data_proto.rl_data import RolloutState, Status, reset_rollout_response
@@ -22,7 +25,11 @@ from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Sel
 from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_state
 from replaydb.policies import SimplePolicy
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+#: The file of a checkpoint that names the leases of the groups that it includes.
+MARK = "replaydb.json"
 #: When taken groups are used up: at once; when the trainer has saved a checkpoint; never.
 Consume = Literal["taken", "saved", "never"]
 #: Duration in seconds of a lease that ends with the call, and of a lease that ends with a
@@ -64,8 +71,13 @@ class SqlStorage(StorageBackend):
             raise
         self._consume = consume
         self._owner = owner
-        self._leased: list[blocking.Lease] = []
         self._has_begun = consume != "saved"
+        # Leases that the last save included, and later ones with the ids of their groups.
+        self._saved: list[int] = []
+        self._taken: dict[int, list[int]] = {}
+        self._saved_to: Path | None = None
+        self._last = 0  # the newest lease that a save included
+        self._tag = f"xtuner_checkpoint/{owner}"  # of a group: `_last` of its first checkpoint
         self.is_used = False
 
     def close(self) -> None:
@@ -159,39 +171,82 @@ class SqlStorage(StorageBackend):
     async def begin(self, train_step: int) -> None:
         """Settle leases of earlier processes of this owner, once the trainer reports its step.
 
-        If the trainer resumes from a checkpoint that includes the buffer, `let_go` does this. If
+        If the trainer resumes from a checkpoint that includes the buffer, `resume` does this. If
         not, groups taken for earlier steps are part of the trainer's state and are acknowledged;
         groups taken for this step and later ones are released.
         """
 
         def work() -> None:
-            own = {lease.id for lease in self._leased}
-            for found in self._leases():
-                if found.id in own:
-                    continue
-                if found.step is not None and found.step < train_step:
-                    self.buffer.ack(found.id)
-                else:
-                    self.buffer.revoke(found.id, reason=f"began at train step {train_step}")
+            own = {*self._saved, *self._taken}
+            leases = [one for one in self._leases() if one.id not in own]
+            is_earlier = [one.step is not None and one.step < train_step for one in leases]
+            self._settle(leases, is_earlier, f"began at train step {train_step}")
             self._move_to(train_step)
 
         if not self._has_begun:
             self._has_begun = True
             await self._run(work)
 
-    async def let_go(self, *, used: bool) -> None:
-        """Acknowledge the groups that this object took (`used`), or release all of this owner."""
+    async def save(self, path: Path) -> None:
+        """Mark the groups that this object took as included in a checkpoint.
+
+        The mark is a file of the checkpoint, so it is deleted and moved with it. The trainer
+        writes the rest of the checkpoint afterwards, so the groups stay leased until it saves the
+        next one.
+        """
 
         def work() -> None:
-            while self._leased and used:
-                self._leased.pop().ack()
-            self._leased.clear()
-            if not used:
-                for found in self._leases():
-                    self.buffer.revoke(found.id, reason="resumed from a checkpoint")
+            place = path.resolve()
+            if place != self._saved_to:  # the last checkpoint is complete
+                while self._saved:
+                    self.buffer.ack(self._saved.pop())
+            if self._taken:
+                self._last = max(self._taken)
+                ids = [one for several in self._taken.values() for one in several]
+                self.buffer.update(ids, tags={self._tag: self._last})
+                self._saved += self._taken
+                self._taken.clear()
+            place.mkdir(parents=True, exist_ok=True)
+            mark = {"leases": self._saved, "last": self._last}
+            (place / MARK).write_text(json.dumps(mark))
+            self._saved_to = place
 
-        self._has_begun = self._has_begun or not used
-        await self._run(work)
+        if self._consume == "saved":
+            await self._run(work)
+
+    async def resume(self, path: Path) -> None:
+        """Return to a checkpoint: groups taken since can be taken again, all others are settled.
+
+        If the checkpoint has no mark, the next train step decides: see `begin`.
+
+        Raises:
+            InvalidInputError: The mark cannot be read.
+        """
+
+        def work() -> None:
+            self._saved, self._taken = [], {}
+            file = path.resolve() / MARK
+            try:
+                mark = json.loads(file.read_text())
+                included, self._last = set(mark["leases"]), int(mark["last"])
+            except FileNotFoundError:
+                self._has_begun = False
+                return
+            except (ValueError, TypeError, KeyError) as error:
+                raise InvalidInputError("path", "a checkpoint of this buffer", str(file)) from error
+            leases = self._leases()
+            self._settle(leases, [one.id in included for one in leases], f"resumed from {path}")
+            later = rdb.col.tags[self._tag] > self._last
+            undone = self.buffer.find(statuses="archived", where=later)
+            there = [one.id for one in undone if one.num_bytes]
+            self.buffer.update(there, statuses="archived", status="completed")
+            if lost := len(undone) - len(there):
+                logger.warning("%d groups taken since %s have lost their payload", lost, path)
+            self._has_begun, self._saved_to = True, file.parent
+
+        self.is_used = True
+        if self._consume == "saved":
+            await self._run(work)
 
     def __len__(self) -> int:
         """Return the number of items that were not taken."""
@@ -248,6 +303,16 @@ class SqlStorage(StorageBackend):
         """Return all leases of this owner, also of processes that died."""
         return [one for one in self.buffer.leases() if one.owner == self._owner]
 
+    def _settle(
+        self, leases: Iterable[rdb.LeaseInfo], is_used: Iterable[bool], reason: str
+    ) -> None:
+        """Acknowledge leases whose groups were used, and release the others."""
+        for lease, used in zip(leases, is_used, strict=True):
+            if used:
+                self.buffer.ack(lease.id)
+            else:
+                self.buffer.revoke(lease.id, reason=reason)
+
     def _find(self, which: Selection) -> list[rdb.GroupInfo]:
         return self.buffer.find(**which._asdict())
 
@@ -271,10 +336,12 @@ class SqlStorage(StorageBackend):
             **options,
         )
         items = decoded(lease, self._item)
-        if until_saved:
-            self._leased.append(lease)
-        else:
+        if not until_saved:
             lease.ack()
+        elif lease.batch:
+            # A group of another status is generated again, and the result is a new group.
+            completed = [one.id for one in lease.batch if one.leased_from == "completed"]
+            self._taken[lease.id] = completed
         return items
 
     def _group(self, item: StorageItem, group_uid: str | None = None) -> rdb.EpisodeGroup:
