@@ -92,7 +92,7 @@ class Putting(BufferCore):
             on_duplicate: What to do if a `group_uid` is already in the buffer.
 
                 - "error" (default): raise `DuplicateGroupError`.
-                - "ignore": keep the stored group.
+                - "ignore": keep the stored group. It is not evicted for the other groups.
                 - "replace": overwrite the stored group. Its id, age and attempts stay.
                 - "renew": delete the stored group and store the new one under a new id, in one
                   transaction.

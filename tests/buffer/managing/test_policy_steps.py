@@ -19,7 +19,7 @@ from support import child_processes
 from support.connections import transaction
 from support.engines import in_turn, postgresql_nightly
 from support.groups import episode, group
-from support.invariants import group_rows
+from support.invariants import check_invariants, group_rows
 from support.workers import Worker, workers
 
 SIZE = 3
@@ -229,6 +229,21 @@ async def test_groups_that_are_too_stale_are_evicted(store: Store, stopped: Stop
     statuses = {one.id: one.status for one in await buffer.get(fresh)}
     assert statuses == dict.fromkeys(fresh, "completed")
     await buffer.advance_policy(5)
+
+
+async def test_an_update_that_evicts_while_groups_expire(
+    store: Store, url: str, stopped: Stop
+) -> None:
+    """A group that the update has read is not counted as if it had not expired meanwhile."""
+    buffer = await store.buffer("math", max_staleness=1, capacity=Capacity(groups=3))
+    ids = await buffer.put([group(version=v) for v in (5, 0, 0)])
+    await buffer.update(ids[:1], status="archived")
+    await buffer.put(group(version=0))
+    async with stopped(0):
+        await buffer.advance_policy(5)
+    assert await buffer.update(ids[:2], status="aborted") == 2
+    assert (await buffer.stats()).tasks[0].num_available == 0
+    await check_invariants(url)
 
 
 async def test_groups_that_do_not_age_keep_their_staleness(

@@ -249,7 +249,7 @@ class Backend(Protocol):
         """Find the groups that have these uids, and generate a new id for each uid.
 
         New ids are ascending. One that is used is never returned again. Groups that are stored need
-        new ids only if the put `renews` them.
+        new ids only if the put `renews` them, or if they are deleted before they are locked.
 
         The `children` of groups that are not stored yet may be inserted as well. Instead of
         `group_id` these rows have the position of the uid of their group, from 1.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
@@ -229,6 +229,8 @@ def _fit(
     refused = False
     while excess := _total(task_states, incoming).over(limit):
         victims = _victims(buffer, task_states, excess, protected)
+        if not victims and protected:
+            _check_fits_with(buffer, task_states, incoming, limit, where, protected)
         if not victims:
             raise full
         losers = rivals.intersection(victims)
@@ -238,6 +240,24 @@ def _fit(
         refused = refused or bool(losers)
     if refused and not _has_idle(buffer, task_states):
         raise full  # the groups that remain can not be evicted, so they are not better
+
+
+def _check_fits_with(
+    buffer: LockedBuffer,
+    task_states: Iterable[TaskState],
+    incoming: Size,
+    limit: Capacity,
+    where: str,
+    protected: Sequence[int],
+) -> None:
+    """Check that new groups and the protected ones would fit into an empty buffer together."""
+    names = {task.task_name for task in task_states}
+    size = replace(incoming)
+    for row in groups.scalars(buffer.connection, buffer.id, protected):
+        if row.task_name in names and row.group_status in (*UNSAMPLABLE, *IDLE):
+            size.add(row.num_tokens, row.num_bytes)
+    if size.over(limit):
+        raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
 
 
 def _has_idle(buffer: LockedBuffer, task_states: Sequence[TaskState]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection
 
+from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
 from replaydb.database.repository import capacity, groups, packs, transitions
@@ -85,10 +86,16 @@ def add(
 
     Returns:
         For each addition the status of its group afterwards, or the error that prevented it.
+
+    Raises:
+        LostRaceError: Some groups were replaced or deleted before their tasks were locked.
     """
     found = {
         row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
     }
+    is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
+    if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
+        raise LostRaceError("another transaction replaced or deleted a group")
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
     for row in execute(buffer.connection, select_positions(list(found))):
         taken[row.group_id].add(row.position)

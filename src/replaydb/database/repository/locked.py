@@ -81,6 +81,7 @@ class LockedBuffer:
         id: Id of the buffer.
         row: Current row of the buffer.
         task_states: Locked tasks, by name.
+        erased: Ids of groups that were deleted to free space or because of their age.
         shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
         messages: Log messages of this transaction, as level and text.
@@ -98,6 +99,7 @@ class LockedBuffer:
         self.id = row.id
         self.row = row
         self.task_states = task_states
+        self.erased: dict[int, None] = {}
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
         self.messages: list[tuple[int, str]] = []

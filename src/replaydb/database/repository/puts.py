@@ -10,7 +10,6 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.prepared import execute
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
@@ -71,17 +70,6 @@ class Put:
     of_run: RunRow | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    """Ids of groups by uid: of groups stored before, and of new and renewed ones."""
-
-    stored: Mapping[str, int]
-    new: Mapping[str, int]
-
-    def __getitem__(self, record: GroupRecord) -> int:
-        return self.new.get(record.uid) or self.stored[record.uid]
-
-
 def put(
     connection: Connection, scope: Scope, known_tasks: frozenset[str], puts: Sequence[Put]
 ) -> list[list[int] | ReplayDBError]:
@@ -91,57 +79,49 @@ def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for put in puts for record in put.records]
-    renews = any(put.on_duplicate == "renew" for put in puts)
     payloads = [part for put in puts for record in put.records for part in record.payloads]
     counted = packs.enter(connection, payloads)
     # Payloads and episodes are written before the locks are taken: a client that stalls in the
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
+    renews = any(put.on_duplicate == "renew" for put in puts)
     positions = {uid: position for position, uid in enumerate(uids, 1)}
     early = [record for put in puts if not put.was_refused for record in put.records]
     children = _children((positions[record.uid], record) for record in early)
-    stored, new, has_children = scope.backend.identify(
+    found, generated, has_children = scope.backend.identify(
         connection, scope.buffer_id, uids, renews=renews, children=children
     )
-    renewing = [put for put in puts if put.on_duplicate == "renew"]
-    renewed = {record.uid for put in renewing for record in _known(put, stored)}
-    fresh = {uid: one for uid, one in zip(uids, new, strict=False) if uid not in stored}
-    again = {uid: new[positions[uid] - 1] for uid in renewed}
-    ids = _Ids(stored, fresh | again)
-    task_names = {record.task_name for put in puts for record in put.records}
-    early = [record for record in early if record.uid in fresh]
+    new = dict(zip(uids, generated, strict=True))
+    early = [record for record in early if record.uid not in found]
     if not has_children:
-        _insert_children(connection, early, ids)
-    written = {record.uid for record in early}
+        _insert_children(connection, early, new)
+    task_names = {record.task_name for put in puts for record in put.records}
     if unseen := task_names - known_tasks:
         buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
     # What is overwritten may be of any task.
-    anywhere = any(put.on_duplicate in _OVERWRITING and _known(put, stored) for put in puts)
-    with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
+    anywhere = any(
+        put.on_duplicate in _OVERWRITING and record.uid in found
+        for put in puts
+        for record in put.records
+    )
+    reads = [select_kept_on_replace(list(found.values()))] if found else []
+    locked = tasks_locked(connection, scope, None if anywhere else task_names, reads=reads)
+    with locked as buffer:
         capacity.evict_surplus(buffer)
-        session = _Session(buffer, ids, written)
+        # Groups found before may have been deleted since, also by maintenance.
+        rows = {row.id: row for read in reads for row in execute(connection, read)}
+        stored = {uid: rows[group_id] for uid, group_id in found.items() if group_id in rows}
+        session = _Session(buffer, new, stored, {record.uid for record in early})
         outcomes: list[list[int] | ReplayDBError] = []
         for put in puts:
-            known = _known(put, stored)
-            if known and put.on_duplicate == "error":
-                outcomes.append(DuplicateGroupError([record.uid for record in known]))
-                session.delete_children(put)
-                continue
             try:
-                session.store(put)
-                outcomes.append([ids[record] for record in put.records])
+                outcomes.append(session.store(put))
             except ReplayDBError as error:
-                if not buffer.settings.is_limited:
+                if not (buffer.settings.is_limited or isinstance(error, DuplicateGroupError)):
                     raise  # what it has written, and deleted, goes with the transaction
                 session.delete_children(put)
                 outcomes.append(error)
         if counted or any(part.pack for part in payloads):
-            taken = [
-                part
-                for put, outcome in zip(puts, outcomes, strict=True)
-                if not isinstance(outcome, ReplayDBError)
-                for record in _accepted(put, stored)
-                for part in record.payloads
-            ]
+            taken = [part for record in session.accepted for part in record.payloads]
             packs.settle(buffer.shares, counted, taken)
         session.flush()
     return outcomes
@@ -153,27 +133,55 @@ class _Session:
 
     Attributes:
         buffer: The buffer.
-        ids: Ids of the groups.
+        new: An id for each group that is stored as a new one, by uid.
+        stored: Columns of the groups that were stored before the first put, by uid.
         written: Uids of the groups whose payloads, episodes and texts are written already.
+        accepted: The groups stored so far.
         rows: Rows of `episode_group` that are not written yet; in a limited buffer there are none.
     """
 
     buffer: LockedBuffer
-    ids: _Ids
+    new: Mapping[str, int]
+    stored: Mapping[str, Any]
     written: set[str]
+    accepted: list[GroupRecord] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def store(self, put: Put) -> None:
-        """Store one put. If this raises in a limited buffer, everything is rolled back."""
-        if not self.buffer.settings.is_limited:
-            rows, _ = self._count(put)
+    def store(self, put: Put) -> list[int]:
+        """Store one put, and return the ids of its groups.
+
+        If this raises in a limited buffer, everything is rolled back.
+        """
+        known = {
+            record.uid: self.stored[record.uid]
+            for record in put.records
+            if record.uid in self.stored
+            and self.stored[record.uid].id not in self.buffer.erased  # for a put before this one
+        }
+        if known and put.on_duplicate == "error":
+            raise DuplicateGroupError(list(known))
+        kept = {} if put.on_duplicate == "renew" else known
+        ids = {
+            record.uid: kept[record.uid].id if record.uid in kept else self.new[record.uid]
+            for record in put.records
+        }
+        accepted = [
+            record
+            for record in put.records
+            if put.on_duplicate in _OVERWRITING or record.uid not in known
+        ]
+        if accepted and self.buffer.settings.is_limited:
+            with self.buffer.savepoint():
+                rows, rivals = self._count(put, accepted, known, ids)
+                self._add_keys(rows)
+                self._write(rows)  # what is in can be a victim: of the next put, or at once
+                capacity.evict_excess(self.buffer, rivals)
+        elif accepted:
+            rows, _ = self._count(put, accepted, known, ids)
             self.rows += rows
-            return
-        with self.buffer.savepoint():
-            rows, rivals = self._count(put)
-            self._add_keys(rows)
-            self._write(rows)  # what is in can be a victim: of the next put, or at once
-            capacity.evict_excess(self.buffer, rivals)
+        self.accepted += accepted
+        self.buffer.cursors |= put.cursors
+        return list(ids.values())
 
     def flush(self) -> None:
         """Write the rows of the puts stored so far."""
@@ -183,7 +191,7 @@ class _Session:
 
     def delete_children(self, put: Put) -> None:
         """Delete what was written of a put that is refused, before the groups were locked."""
-        ids = [self.ids[record] for record in put.records if record.uid in self.written]
+        ids = [self.new[record.uid] for record in put.records if record.uid in self.written]
         if ids:
             for delete in (delete_payloads, delete_episodes, delete_transcripts):
                 postpone(self.buffer.connection, delete(ids))
@@ -208,56 +216,59 @@ class _Session:
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
-    def _count(self, put: Put) -> tuple[list[dict[str, Any]], list[int]]:
+    def _count(
+        self,
+        put: Put,
+        accepted: Sequence[GroupRecord],
+        known: Mapping[str, Any],
+        ids: Mapping[str, int],
+    ) -> tuple[list[dict[str, Any]], list[int]]:
         """Check a put against the limits, free space for it, and count it.
+
+        Args:
+            put: The put.
+            accepted: Its groups that are to be stored.
+            known: Columns of its groups that are stored already, by uid.
+            ids: Ids of all of its groups, by uid.
 
         Returns:
             Rows of its groups to write, and ids of those without freed space: see `evict_excess`.
         """
-        stored = self.ids.stored
-        accepted = _accepted(put, stored)
-        replaced = [stored[record.uid] for record in accepted if record.uid in stored]
+        replaced = known if put.on_duplicate == "replace" else {}
         if put.on_duplicate == "renew":
-            if replaced:
-                old = selection(self.buffer.id, ids=replaced)
-                transitions.replace(self.buffer, old)
-            replaced = []  # what comes in is new
-        limits.check_put(self.buffer, len(accepted) - len(replaced))
-        kept = self._delete_replaced(replaced) if replaced else {}
+            self._delete(known)
+        num_new = len(accepted) - len(replaced)
+        limits.check_put(self.buffer, num_new)
+        self._delete(replaced)
         usable = [record for record in accepted if self._is_usable(record, put.of_run)]
         rivals = [record for record in usable if self._is_rival(record)]
         for record in rivals:
             (size,) = _sizes([record]).values()
             capacity.check_fits(self.buffer, record.task_name, size)
+        ignored = known.values() if put.on_duplicate == "ignore" else ()
         capacity.free_space(
-            self.buffer, _sizes(record for record in usable if not self._is_rival(record))
+            self.buffer,
+            _sizes(record for record in usable if not self._is_rival(record)),
+            protected=[row.id for row in ignored],
         )
         others = [record for record in accepted if record.uid not in self.written]
-        _insert_children(self.buffer.connection, others, self.ids)
-        self.buffer.row.limited_inserts += len(accepted) - len(replaced)
+        _insert_children(self.buffer.connection, others, ids)
+        self.buffer.row.limited_inserts += num_new
+        kept = {row.id: _kept(row) for row in replaced.values()}
         rows = [
             row | kept.get(row["id"], {"times_replaced": 0})
-            for row in self._group_rows(accepted, put.of_run)
+            for row in self._group_rows(accepted, put.of_run, ids)
         ]
-        self.buffer.cursors |= put.cursors
-        return rows, [self.ids[record] for record in rivals]
+        return rows, [ids[record.uid] for record in rivals]
 
-    def _delete_replaced(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Delete groups that are replaced. Return the columns that their successors keep, by id."""
-        condition = selection(self.buffer.id, ids=ids)
-        kept = {
-            row.id: {
-                key: value for key, value in row._asdict().items() if not isinstance(value, Damaged)
-            }
-            for row in execute(self.buffer.connection, select_kept_on_replace(condition))
-        }
-        if len(kept) < len(ids):  # found before the locks
-            raise LostRaceError("another transaction deleted a group that is to be replaced")
-        transitions.replace(self.buffer, condition)
-        return kept
+    def _delete(self, known: Mapping[str, Any]) -> None:
+        """Delete groups that are overwritten."""
+        if known:
+            old = selection(self.buffer.id, ids=[row.id for row in known.values()])
+            transitions.replace(self.buffer, old)
 
     def _group_rows(
-        self, records: Sequence[GroupRecord], of_run: RunRow | None
+        self, records: Sequence[GroupRecord], of_run: RunRow | None, ids: Mapping[str, int]
     ) -> list[dict[str, Any]]:
         """Return rows of groups, and add them to the counters of their tasks."""
         rows = []
@@ -267,7 +278,7 @@ class _Session:
             for record in members:
                 weight = self.buffer.settings.weight(record.facts["priority"])
                 row = record.facts | {
-                    "id": self.ids[record],
+                    "id": ids[record.uid],
                     "buffer_id": self.buffer.id,
                     "run_id": (of_run or self.buffer.scope.run).id,
                     "weight": weight,
@@ -323,18 +334,9 @@ class _Session:
         }
 
 
-def _known(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
-    """Return the groups of a put whose uid is stored already."""
-    return [record for record in put.records if record.uid in stored]
-
-
-def _accepted(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
-    """Return the groups of a put that are stored if it is admitted."""
-    return [
-        record
-        for record in put.records
-        if put.on_duplicate in _OVERWRITING or record.uid not in stored
-    ]
+def _kept(row: Any) -> dict[str, Any]:
+    """Return the columns that a group keeps when its content is replaced."""
+    return {key: value for key, value in row._asdict().items() if not isinstance(value, Damaged)}
 
 
 def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
@@ -346,9 +348,11 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
     return sizes
 
 
-def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids: _Ids) -> None:
+def _insert_children(
+    connection: Connection, records: Iterable[GroupRecord], ids: Mapping[str, int]
+) -> None:
     """Insert the large rows of groups, which needs no lock."""
-    postpone(connection, *_children((ids[record], record) for record in records))
+    postpone(connection, *_children((ids[record.uid], record) for record in records))
 
 
 def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:

@@ -121,6 +121,7 @@ def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     if buffer.row.uses_payload_store:
         packs.release(buffer.connection, ids, buffer.shares)
     execute(buffer.connection, delete_groups_by_id(ids))
+    buffer.erased |= dict.fromkeys(ids)
 
 
 def expire(buffer: LockedBuffer, rows: Sequence[Any], reason: str) -> None:

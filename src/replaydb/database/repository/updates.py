@@ -8,7 +8,7 @@ from typing import Any
 
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import is_gone
-from replaydb.database.repository import capacity, groups, maintenance, transitions
+from replaydb.database.repository import aging, capacity, groups, maintenance, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tags import reindex
@@ -58,6 +58,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         InvalidInputError: Some groups have no episodes, so they cannot be completed.
         BufferFullError: There is no space for groups that return from the archive.
         CorruptPayloadError: The tags of some groups cannot be read.
+        StillExpiringError: Some groups that are too stale have not expired yet.
     """
     maintenance.sweep(buffer)
     found = groups.ids_by_name(buffer.connection, buffer.id, update.names)
@@ -109,6 +110,7 @@ def _set_status(
             size = incoming.setdefault(row.task_name, Size())
             size.add(row.num_tokens, row.num_bytes)
     if incoming:
+        aging.check_expired(buffer)  # or else this may expire some of the rows
         capacity.free_space(buffer, incoming, protected=[row.id for row in rows])
     for into, changes in by_status.items():
         if into is GroupStatus.COMPLETED:

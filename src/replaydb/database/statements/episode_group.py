@@ -121,11 +121,12 @@ def select_tags(ids: Any) -> Select[Any]:
     return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
 
 
-def select_kept_on_replace(condition: ColumnElement[bool]) -> Select[Any]:
-    """Select the columns that a group keeps when its content is replaced."""
+@prepared
+def select_kept_on_replace(ids: Any) -> Select[Any]:
+    """Select the columns that groups keep when their content is replaced, by id."""
     times = group.times_replaced + 1
     return select(group.id, group.attempts, group.created_at, times.label("times_replaced")).where(
-        condition
+        among(group.id, ids)
     )
 
 
