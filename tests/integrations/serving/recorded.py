@@ -1,7 +1,7 @@
 """Handwritten responses in the engines' formats: "2 + 2 =" (tokens 1, 2, 3), two completions.
 
-vLLM: `RequestOutput`, and its OpenAI server with `return_token_ids`. SGLang: `/generate`, and its
-OpenAI server with `return_meta_info` and `return_prompt_token_ids`.
+vLLM: `RequestOutput`, its OpenAI server with `return_token_ids`, and `/inference/v1/generate`.
+SGLang: `/generate`, and its OpenAI server with `return_meta_info` and `return_prompt_token_ids`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ NEG_INF = float("-inf")
 
 def logprob(value: float | None, token: str) -> SimpleNamespace:
     return SimpleNamespace(logprob=value, rank=1, decoded_token=token)
+
+
+def spans(*several: tuple[Any, int, int]) -> list[dict[str, Any]]:
+    """Return `weight_versions`, as both servers report them: a version, a start and an end each."""
+    return [{"version": label, "start": start, "end": end} for label, start, end in several]
 
 
 def vllm_output(**changes: Any) -> SimpleNamespace:
@@ -183,6 +188,41 @@ def vllm_completion() -> dict[str, Any]:
             }
         ],
         "usage": {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2},
+    }
+
+
+def vllm_generate() -> dict[str, Any]:
+    """Response of `/inference/v1/generate` with `n=2`, `logprobs` and `return_token_ids`."""
+
+    def choice(index: int, ids: list[int], logprobs: list[float], **fields: Any) -> dict[str, Any]:
+        content = [
+            {"token_id": token, "logprob": value, "rank": 1, "top_logprobs": []}
+            for token, value in zip(ids, logprobs, strict=True)
+        ]
+        return {
+            "index": index,
+            "finish_reason": "stop",
+            "stop_reason": None,
+            "token_ids": list(ids),
+            "routed_experts": None,
+            "sampling_mask": None,
+            "weight_versions": spans(("12", 0, len(ids))),
+            "logprobs": {"content": content},
+            **fields,
+        }
+
+    return {
+        "request_id": "5d0c",
+        "model": "qwen",
+        "created": 1790000000,
+        "usage": {"prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5},
+        "prompt_logprobs": None,
+        "prompt_token_ids": list(PROMPT),
+        "output_mode": "tokens",
+        "choices": [
+            choice(0, RIGHT, [-0.5, -0.25]),
+            choice(1, WRONG, [-1.5, -2.0, -9999.0], finish_reason="length"),
+        ],
     }
 
 

@@ -22,9 +22,11 @@ from integrations.serving.recorded import (
     logprob,
     sglang_answer,
     sglang_chat,
+    spans,
     vllm_chat,
     vllm_chunks,
     vllm_completion,
+    vllm_generate,
     vllm_output,
     vllm_tool_call,
 )
@@ -156,6 +158,26 @@ def test_token_ids_instead_of_texts(read: Reader) -> None:
         for token, step in zip(ids, choice["logprobs"]["content"], strict=True):
             step["token"] = f"token_id:{token}"  # return_tokens_as_token_ids
     assert [one.response_ids for one in read(answer)] == [RIGHT, WRONG]
+
+
+def test_vllm_generate() -> None:
+    right, wrong = from_openai(vllm_generate())
+    assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (right.text, right.finish_reason, right.policy_version) == (None, "stop", 12)
+    assert (wrong.response_ids, math.isnan(wrong.logprobs[2])) == (WRONG, True)
+    assert right.metadata == {"request_id": "5d0c"}
+
+    chunks = [vllm_generate(), vllm_generate(), vllm_generate()]  # of a stream
+    for chunk, keep in zip(chunks, (0, 1, 1), strict=True):
+        chunk["choices"] = [chunk["choices"][keep]]
+        del chunk["usage"]
+    unfinished, last = chunks[1]["choices"][0], chunks[2]["choices"][0]
+    unfinished.update(finish_reason=None, weight_versions=None, token_ids=WRONG[:1])
+    last["token_ids"] = WRONG[1:]
+    content = last["logprobs"]["content"]
+    unfinished["logprobs"] = {"content": content[:1]}
+    last["logprobs"] = {"content": content[1:]}
+    assert repr(from_openai(chunks)) == repr([right, wrong])  # NaN differs from itself
 
 
 def test_vllm_completion(read: Reader) -> None:
@@ -342,7 +364,19 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
         "choices[0].logprobs",
         "token_id:NUMBER",
     ),
+    (
+        lambda: from_openai(
+            _without(vllm_generate(), *_STEP, value={"token_id": 8, "logprob": -0.5})
+        ),
+        "choices[0].logprobs",
+        "[8, 9]",
+    ),
     (lambda: from_openai(_others("id")), "[2].id", "'chatcmpl-1'"),
+    (
+        lambda: from_openai([vllm_generate(), {**vllm_generate(), "request_id": "9"}]),
+        "[1].request_id",
+        "'5d0c'",
+    ),
     (lambda: from_openai(_others("no chunk")), "[2]", "a chunk"),
     (lambda: from_openai(["data: {}"]), "[0]", "a chunk"),
     (lambda: from_openai("data: {}"), "response", "JSON"),
@@ -405,6 +439,120 @@ def test_errors_name_the_field_and_the_option(
 def test_openai_prompt_ids_from_the_caller() -> None:
     answer = _without(vllm_chat(), "prompt_token_ids")
     assert {tuple(one.prompt_ids) for one in from_openai(answer, prompt_ids=PROMPT)} == {(1, 2, 3)}
+
+
+CHANGED = [("7", 0, 2), ("8", 2, 3)]  # the weights changed before the last of three tokens
+
+
+def _sglang_wrong(**meta: Any) -> dict[str, Any]:
+    return sglang_answer(WRONG, (-1.5, -2.0, -0.5), **meta)
+
+
+def _vllm_wrong(*several: tuple[Any, int, int], **changes: Any) -> SimpleNamespace:
+    output = vllm_output()
+    objects = [SimpleNamespace(**one) for one in spans(*several)]
+    vars(output.outputs[1]).update(weight_versions=objects, **changes)
+    return output
+
+
+def _vllm_stream(*several: tuple[Any, int, int]) -> list[dict[str, Any]]:
+    """Chunks of two choices. The last one of each has the spans of all its tokens."""
+    chunks = vllm_chunks()
+    chunks[5]["choices"][0]["weight_versions"] = spans(*several)
+    chunks[6]["choices"][0]["weight_versions"] = spans(("7", 0, 2))
+    return chunks
+
+
+def _sglang_choices(*several: tuple[Any, int, int]) -> dict[str, Any]:
+    answer = sglang_chat()
+    meta = _sglang_wrong(weight_version="8", weight_versions=spans(*several))["meta_info"]
+    answer["choices"].append({**answer["choices"][0], "index": 1, "meta_info": meta})
+    answer["usage"]["completion_tokens"] = 5
+    return answer
+
+
+#: Responses with a completion of three tokens, and the given spans.
+WITH_SPANS: dict[str, Callable[..., Completion]] = {
+    "vllm": lambda *several: from_vllm(_vllm_wrong(*several))[1],
+    "vllm-chat": lambda *several: from_openai(
+        _without(vllm_chat(), "choices", 1, "weight_versions", value=spans(*several))
+    )[1],
+    "vllm-stream": lambda *several: from_openai(_vllm_stream(*several))[1],
+    "vllm-generate": lambda *several: from_openai(
+        _without(vllm_generate(), "choices", 1, "weight_versions", value=spans(*several))
+    )[1],
+    "sglang": lambda *several: from_sglang(
+        _sglang_wrong(weight_version=several[-1][0], weight_versions=spans(*several))
+    )[0],
+    "sglang-chat": lambda *several: from_openai(_sglang_choices(*several))[1],
+}
+
+
+@pytest.mark.parametrize("server", WITH_SPANS)
+def test_each_token_has_the_version_that_sampled_it(server: str) -> None:
+    read = WITH_SPANS[server]
+    changed = read(*CHANGED)
+    assert changed.policy_version == [7, 7, 8]
+    episode = changed.episode()
+    assert episode.policy_version is not None
+    assert (episode.min_policy_version, episode.max_policy_version) == (7, 8)
+    assert changed.turn().policy_version.tolist() == [7, 7, 8]  # type: ignore[union-attr]
+    assert read(("8", 0, 3)).policy_version == 8
+    assert read(("7", 0, 1), ("7", 1, 1), ("7", 1, 3)).policy_version == 7
+
+
+@pytest.mark.parametrize("server", WITH_SPANS)
+def test_versions_that_are_not_reported_for_every_token_are_unknown(server: str) -> None:
+    read = WITH_SPANS[server]
+    unknown: list[list[tuple[Any, int, int]]] = [
+        [("default", 0, 2), ("8", 2, 3)],
+        [(None, 0, 3)],
+        [("7", 1, 3)],
+        [("7", 0, 1), ("8", 2, 3)],
+        [("7", 0, 2)],
+    ]
+    assert [read(*several).policy_version for several in unknown] == [None] * 5
+    wrong: list[list[tuple[Any, int, Any]]] = [
+        [("7", 0, 4)],
+        [("7", 0, 2), ("8", 1, 3)],
+        [("7", -1, 3)],
+        [("7", 0, 2.0)],
+    ]
+    for several in wrong:
+        with pytest.raises(rdb.InvalidInputError, match="a span of the tokens from") as caught:
+            read(*several)
+        assert "weight_versions[" in str(caught.value.field)
+
+
+def test_versions_of_several_choices_and_of_none() -> None:
+    """SGLang repeats the versions of its first choice for the whole response."""
+    answer = vllm_chat()  # token ids without SGLang's meta_info
+    answer["metadata"] = {"weight_version": "8", "weight_versions": spans(("7", 0, 1), ("8", 1, 2))}
+    right, wrong = from_openai(answer)
+    assert (right.policy_version, wrong.policy_version) == ([7, 8], None)
+    del answer["metadata"]["weight_versions"]  # an older server
+    assert [one.policy_version for one in from_openai(answer)] == [8, None]
+
+    nothing = sglang_answer(
+        [], (), finish_reason={"type": "abort"}, weight_versions=spans(("12", 0, 0))
+    )
+    assert from_sglang(nothing)[0].policy_version == 12
+    aborted = _vllm_wrong(token_ids=[], logprobs=None, finish_reason="abort")
+    assert from_vllm(aborted)[1].policy_version is None
+    with pytest.raises(rdb.InvalidInputError, match="a list of spans"):
+        from_sglang(sglang_answer(weight_versions=7))
+
+
+async def test_reported_versions_count(buffer: rdb.Buffer) -> None:
+    """A version for completions without one does not replace those that a server reports."""
+    completions = from_vllm(_vllm_wrong(*CHANGED))
+    (group_id,) = await buffer.put([to_group("sums", completions, policy_version=9)])
+    (stored,) = await buffer.get([group_id])
+    assert (stored.min_policy_version, stored.max_policy_version) == (7, 9)
+    assert stored.episodes[0].policy_version == 9
+    assert stored.episodes[1].policy_version.tolist() == [7, 7, 7, 7, 7, 8]  # type: ignore[union-attr]
+    await buffer.advance_policy(9)
+    assert (await buffer.find())[0].staleness == 2
 
 
 def test_responses_become_turns_of_an_agent() -> None:

@@ -20,7 +20,8 @@ class Completion:
         logprobs: One per token of `response_ids`, NaN if the engine has none.
         text: The decoded tokens; None if the engine did not decode them.
         finish_reason: Why the completion ended: "stop", "length", "abort", or "tool_calls".
-        policy_version: Version of the weights, if the server reports a number.
+        policy_version: Version of the weights, if the server reports a number; one per token of
+            `response_ids` if it changed; None if that of a token is unknown.
         prompt: Text of the prompt, if the engine returns it.
         metadata: Other reported values: `request_id`, `stop_reason` (the string or token at which
             generation stopped), `tool_calls`, `reasoning`.
@@ -31,7 +32,7 @@ class Completion:
     logprobs: Sequence[float]
     text: str | None = None
     finish_reason: str | None = None
-    policy_version: int | None = None
+    policy_version: int | Sequence[int] | None = None
     prompt: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,7 +69,8 @@ def to_group(
         task_name: Task of the group.
         completions: All completions of one prompt.
         rewards: One per completion, None for a completion without reward; by default all are None.
-        policy_version: Version of the weights that sampled, if the server does not report it.
+        policy_version: Version of the weights that sampled, for completions of which the server
+            did not report it.
         fields: Other arguments of `EpisodeGroup`.
 
     Raises:
@@ -88,12 +90,15 @@ def to_group(
             "the same prompt for all completions",
             f"another prompt of {len(different[0].prompt_ids)} tokens",
         )
-    of_all = {} if policy_version is None else {"policy_version": policy_version}
     if any(one.finish_reason == "abort" for one in several):
         fields.setdefault("status", GroupStatus.ABORTED)
     if several and several[0].prompt is not None:
         fields.setdefault("prompt", several[0].prompt)
     episodes = [
-        one.episode(reward=reward, **of_all) for one, reward in zip(several, scores, strict=True)
+        one.episode(
+            reward=reward,
+            policy_version=policy_version if one.policy_version is None else one.policy_version,
+        )
+        for one, reward in zip(several, scores, strict=True)
     ]
     return EpisodeGroup(task_name, episodes, **fields)

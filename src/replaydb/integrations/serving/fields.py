@@ -95,8 +95,36 @@ def floats(where: str, logprobs: Iterable[Any]) -> list[float]:
     return found
 
 
-def version(reported: Any) -> int | None:
-    """Return a reported version if it is a number. SGLang reports text, initially "default"."""
+def versions(where: str, holder: Any, count: int) -> int | list[int] | None:
+    """Return the policy version of `count` tokens, or one per token; None if one is unknown.
+
+    SGLang and vLLM report spans: which version sampled the tokens from `start` to before `end`.
+    SGLang's `weight_version` is the version of the last token.
+    """
+    spans = get(holder, "weight_versions") or ()
+    if not isinstance(spans, Sequence):
+        raise InvalidInputError(f"{where}weight_versions", "a list of spans", repr(spans))
+    found: list[int | None] = [None] * count
+    reached = 0
+    for i, span in enumerate(spans):
+        start, end = get(span, "start"), get(span, "end")
+        if not (
+            isinstance(start, int) and isinstance(end, int) and reached <= start <= end <= count
+        ):
+            expected = f"a span of the tokens from {reached} to {count}"
+            raise InvalidInputError(f"{where}weight_versions[{i}]", expected, repr(span))
+        found[start:end] = [_number(get(span, "version"))] * (end - start)
+        reached = end
+    if not spans or not count:
+        return _number(get(holder, "weight_version"))
+    known = [one for one in found if one is not None]
+    if len(known) < count:
+        return None
+    return known if len(set(known)) > 1 else known[0]
+
+
+def _number(reported: Any) -> int | None:
+    """Return a reported version if it is a number. It is text, initially "default"."""
     text = str(reported)
     if not text.isascii() or not text.isdigit():
         return None

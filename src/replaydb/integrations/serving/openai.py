@@ -18,7 +18,7 @@ from replaydb.integrations.serving.fields import (
     non_empty,
     parsed,
     token_ids,
-    version,
+    versions,
 )
 from replaydb.integrations.serving.sglang import sampled
 
@@ -58,8 +58,8 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
     if get(response, "choices") is None:
         response = _joined(response)
     given = None if prompt_ids is None else list(prompt_ids)
-    of_all = get(get(response, "metadata"), "weight_version")
-    found = []
+    metadata = get(response, "metadata")
+    found: list[Completion] = []
     for where, one in in_order("choices", get(response, "choices")):
         meta = get(one, "meta_info")
         if meta is not None:
@@ -77,7 +77,12 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
                 logprobs,
                 first(get(one, "text"), _content(message, beside=calls or reasoning)),
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
-                version(first(get(meta, "weight_version"), of_all)),
+                first(
+                    versions(f"{where}.meta_info.", meta, len(ids)),
+                    versions(f"{where}.", one, len(ids)),
+                    # SGLang's metadata is about the first choice.
+                    None if found else versions("metadata.", metadata, len(ids)),
+                ),
                 get(response, "prompt_text"),
                 non_empty(
                     request_id=first(get(response, "id"), get(response, "request_id")),
@@ -98,8 +103,8 @@ def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
     content = get(logprobs, "content")
     if content is None:  # the completions API
         tokens, values = get(logprobs, "tokens"), get(logprobs, "token_logprobs")
-    elif isinstance(content, Sequence):
-        tokens = [get(one, "token") for one in content]
+    elif isinstance(content, Sequence):  # vLLM's generate API has the ids instead of texts
+        tokens = [first(get(one, "token_id"), get(one, "token")) for one in content]
         values = [get(one, "logprob") for one in content]
     else:
         raise InvalidInputError(f"{where}.logprobs.content", "a list", repr(content))
@@ -113,10 +118,11 @@ def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
 
 def _named(where: str, tokens: Any) -> list[int] | None:
     """Return the ids that vLLM wrote in place of token texts, or None."""
-    if not tokens or not all(str(one).startswith("token_id:") for one in tokens):
+    names = [f"token_id:{one}" if isinstance(one, int) else str(one) for one in tokens or ()]
+    if not names or not all(one.startswith("token_id:") for one in names):
         return None
     try:
-        return [int(one.removeprefix("token_id:")) for one in tokens]
+        return [int(one.removeprefix("token_id:")) for one in names]
     except ValueError as error:
         raise InvalidInputError(f"{where}.logprobs", "token_id:NUMBER", str(error)) from None
 
@@ -151,8 +157,10 @@ def _joined(chunks: Any) -> dict[str, Any]:
     for i, chunk in enumerate(chunks):
         try:
             delta = chunk if isinstance(chunk, Mapping) else chunk.model_dump()
-            if whole.get("id") not in (None, delta.get("id", whole.get("id"))):
-                raise InvalidInputError(f"[{i}].id", f"{whole['id']!r}, as before", delta["id"])
+            for name in ("id", "request_id"):
+                before = whole.get(name)
+                if before not in (None, delta.get(name, before)):
+                    raise InvalidInputError(f"[{i}].{name}", f"{before!r}, as before", delta[name])
             _append(whole, delta)
         except (AttributeError, KeyError, TypeError):
             expected = "a chunk of a stream"

@@ -15,7 +15,7 @@ from replaydb.integrations.serving.fields import (
     non_empty,
     parsed,
     token_ids,
-    version,
+    versions,
 )
 
 _LOGPROBS = "request them with return_logprob=True (in OpenAI's API: logprobs=True)"
@@ -53,7 +53,7 @@ def from_sglang(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
                 logprobs,
                 get(one, "text"),
                 finished(f"{where}meta_info.finish_reason", reason, _FINAL),
-                version(get(meta, "weight_version")),
+                versions(f"{where}meta_info.", meta, len(ids)),
                 metadata=non_empty(request_id=get(meta, "id"), stop_reason=get(reason, "matched")),
             )
         )

@@ -15,6 +15,7 @@ from replaydb.integrations.serving.fields import (
     in_order,
     non_empty,
     token_ids,
+    versions,
 )
 
 _PROMPT = "vLLM reports them for every prompt except prompt_embeds"
@@ -47,7 +48,8 @@ def from_vllm(output: Any) -> list[Completion]:
                 floats(f"{where}.logprobs", logprobs),
                 get(one, "text"),
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
-                prompt=get(output, "prompt"),
+                versions(f"{where}.", one, len(ids)),
+                get(output, "prompt"),
                 metadata=non_empty(
                     request_id=get(output, "request_id"), stop_reason=get(one, "stop_reason")
                 ),
