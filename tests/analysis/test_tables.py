@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, analysis
-from replaydb.analysis import decoded, source
+from replaydb.analysis import columns, decoded, source
 from replaydb.database.statements import scans
 from replaydb.errors import (
     CorruptPayloadError,
@@ -375,6 +375,55 @@ async def test_an_unreadable_row(sqlite_url: str) -> None:
         assert left == ([good] if table is analysis.groups else [bad, good, good])
     with pytest.raises(InvalidInputError, match="damaged"):
         analysis.groups(sqlite_url, damaged="ignore")  # type: ignore[arg-type]
+
+
+async def test_pages_are_cut_by_their_bytes(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has several small rows, or one large row. No row is omitted."""
+    sizes = [10, 900, 10, 10, 5000, 10, 900]
+    for i, size in enumerate(sizes):
+        one = episode(text="x" * size, metadata={"note": "y" * (size // 9)})
+        await buffer.put(EpisodeGroup("t", [one], group_uid=f"{i}", tags={"note": "é" * size}))
+    whole = {table: table(url).to_table() for table in ALL}
+    monkeypatch.setattr(source, "PAGE_BYTES", 2000)
+    for table in ALL:
+        assert table(url).to_table().equals(whole[table])
+    for table in (analysis.groups, analysis.episodes):
+        pages = [batch.num_rows for batch in table(url).reader()]
+        assert max(pages) > 1
+        assert len(pages) > 2
+        assert all(batch.num_rows == 1 or batch.nbytes < 8000 for batch in table(url).reader())
+
+
+@pytest.mark.nightly
+async def test_more_text_than_an_arrow_column_can_have(tmp_path: Path) -> None:
+    """A column of text has at most 2 GiB in a batch. More is neither an error nor damage."""
+    url = f"sqlite:///{tmp_path / 'large.db'}"
+    async with Store.open(url) as store:
+        buffer = await store.buffer("math")
+        for _ in range(37):
+            await buffer.put(EpisodeGroup("t", [episode(text="x" * 60_000_000)]))
+    sizes = [batch["text"].nbytes for batch in analysis.episodes(url).reader()]
+    assert sum(sizes) > 2**31
+    assert max(sizes) < 2**28
+
+
+async def test_rows_that_are_only_too_large_together_are_not_damaged(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(2))
+    whole = columns._batch
+
+    def limited(schema: pa.Schema, rows: Any) -> pa.RecordBatch:
+        if len(rows) > 1:
+            raise TypeError("Cannot convert pyarrow.lib.ChunkedArray to pyarrow.lib.Array")
+        return whole(schema, rows)
+
+    monkeypatch.setattr(columns, "_batch", limited)
+    for damaged in ("raise", "skip"):
+        with pytest.raises(TypeError, match="ChunkedArray"):
+            analysis.groups(url, damaged=damaged).to_table()
 
 
 def test_a_missing_pyarrow_is_reported() -> None:

@@ -18,11 +18,12 @@ from sqlalchemy import update
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis, escapes
 from replaydb.analysis import decoded as reading
-from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
+from replaydb.analysis import episode_rows
+from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema, in_batches
 from replaydb.database.schema import payload
 from replaydb.episodes.arrays import bits, dtype_name
 from replaydb.episodes.flat import flatten
-from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.errors import CorruptPayloadError, InvalidInputError, NotSupportedError
 from support import samples
 from support.connections import transaction
 from support.decoded import decoded_group
@@ -277,6 +278,81 @@ async def test_damaged_payloads(buffer: Buffer, url: str, monkeypatch: pytest.Mo
     assert list(dict.fromkeys(left["group_id"].to_pylist())) == [
         one for one in ids if one not in bad
     ]
+
+
+def large() -> list[EpisodeGroup]:
+    """Return groups with all kinds of values, some of them large."""
+    pixels = np.arange(800, dtype=np.uint8)
+    return [
+        *rich(),
+        EpisodeGroup("math", [
+            episode(float(i), text="é" * 300 * i, metadata={"note": "x" * 200 * (i % 3)},
+                    extras={"pixels": pixels, **({"more": pixels[:i]} if i % 2 else {})},
+                    token_extras={"ref": np.arange(5, dtype=np.float32) + i})
+            for i in range(7)
+        ], prompt="p" * 900, extras={"image": pixels}),
+        EpisodeGroup("math", [conversation(), episode(1.0), conversation()], tags={"a": "b" * 500}),
+        EpisodeGroup("math", [episode(0.0)], extras={"image": np.zeros(3000)}),
+    ]  # fmt: skip
+
+
+@postgresql_nightly
+@pytest.mark.parametrize("compression", [None, "zstd"])
+async def test_batches_are_cut_by_their_bytes(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch, compression: Any
+) -> None:
+    """Within groups too, also by the size of what each episode repeats of its group."""
+    buffer = await store.buffer("math", compression=compression)
+    await buffer.put(large())
+    tables = [{"per": "episode", "extras": {"pixels": "uint8"}}, {"per": "token"}]
+    whole = [analysis.tokens(url, **how).to_table() for how in tables]  # type: ignore[arg-type]
+    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 20_000)
+    for how, rows in zip(tables, whole, strict=True):
+        found = analysis.tokens(url, **how).to_table()  # type: ignore[arg-type]
+        assert str(found.to_pylist()) == str(rows.to_pylist())  # NaN differs from itself
+    batches = list(analysis.tokens(url).reader())
+    assert len(batches) > len(set(whole[0]["group_id"].to_pylist()))
+    assert all(one.num_rows == 1 or one.nbytes < 20_000 for one in batches)
+    assert max(one.num_rows for one in batches) > 1
+
+
+def test_compressed_payloads_are_cut_by_their_decoded_bytes() -> None:
+    """The size of a row is that of its values, whatever the stored size."""
+    many = EpisodeGroup("t", [episode(extras={"zeros": np.zeros(1 << 20)})] * 9)
+    found = list(in_batches([decoded_group(many), decoded_group(many)]))
+    assert [sum(one.num_episodes for one in several) for several in found] == [7, 2, 7, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "one"),
+    [
+        ("text", episode(text="é" * 1500)),
+        ("metadata", episode(metadata={"note": "x" * 3000})),
+        ("extras", episode(extras={"a": np.zeros(200), "b": np.zeros(200)})),
+        ("token_extras", episode(token_extras={"a": np.zeros((5, 75))})),
+        ("turns", Episode(turns=[Turn(prompt_ids=[1], response_ids=[2],
+                                      metadata={"x": "y" * 3000})])),
+        ("prompt", None),
+        ("group_extras", None),
+    ],
+)  # fmt: skip
+async def test_a_value_that_no_column_can_have(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch, field: str, one: Episode | None
+) -> None:
+    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(episode_rows, "MAX_COLUMN_BYTES", 2900)
+    context: dict[str, Any] = {"prompt": "x" * 3000} if field == "prompt" else {}
+    if field == "group_extras":
+        context = {"extras": {"image": np.zeros(400)}}
+    last = episode() if one is None else one
+    _, group_id = await buffer.put([group(), EpisodeGroup("t", [episode(), last], **context)])
+    for damaged in ("raise", "skip"):
+        rows = analysis.tokens(url, damaged=damaged)
+        position = 0 if one is None else 1
+        with pytest.raises(
+            NotSupportedError, match=f"group {group_id}, episode {position}: {field} has 3[0-9]+ "
+        ):
+            rows.to_table()
 
 
 @postgresql_nightly

@@ -17,6 +17,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
+from replaydb.analysis import episode_rows
 from replaydb.episodes.flat import flatten
 from replaydb.errors import (
     InvalidInputError,
@@ -28,6 +29,7 @@ from replaydb.exchange import (
     ExportReport,
     ImportReport,
     export_groups,
+    exporting,
     import_groups,
     importing,
 )
@@ -304,3 +306,24 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
     assert lines.exit_code == 0, lines.output
     [path] = (tmp_path / "lines" / "buffer=code" / "task=code").iterdir()
     assert json.loads(path.read_text(encoding="utf8").splitlines()[0])["group_uid"] == "code-0"
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("engine_name", ["sqlite"])
+async def test_all_rows_of_a_group_are_in_one_file(
+    store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
+) -> None:
+    """Even if its rows are several batches, and the file has reached its size."""
+    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(exporting, "PART_BYTES", 1)
+    buffer = await store.buffer("math")
+    await buffer.put(
+        [group(f"{i}", rewards=[0.5] * 10, prompt="x" * 300, prompt_ids=[1, 2]) for i in range(3)]
+    )
+    given = await everything(store)
+    report = export_groups(url, tmp_path / "export", format=format)
+    assert (report.num_files, report.num_groups, report.num_episodes) == (3, 3, 30)
+    fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
+    async with Store.open(fresh) as other:
+        import_groups(fresh, tmp_path / "export", create=True)
+        assert [encoded(one) for one in await everything(other)] == [encoded(one) for one in given]

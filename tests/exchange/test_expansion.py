@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
 from replaydb.episodes import EpisodeGroup
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange import formats, parquet
 from replaydb.exchange.formats import ParquetWriter, names_of, rows_of
 from replaydb.exchange.groups import groups_in
@@ -132,6 +134,35 @@ def test_rows_are_read_by_their_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert max(len(batch) for batch in batches_of(path, "some.parquet")) <= 3
 
 
+def test_rows_of_unequal_size_are_read_by_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of text that is too large for an Arrow column would be called an invalid file."""
+    path = tmp_path / "file"
+    table = pa.table({"text": ["x"] * 50 + [f"{i}" * 1000 for i in range(10)] + [None] * 5})
+    pq.write_table(table, path)
+    monkeypatch.setattr(parquet, "READ_BYTES", 6000)
+    batches = list(batches_of(path, "some.parquet"))
+    assert pa.Table.from_batches(batches).equals(table)
+    assert max(len(batch) for batch in batches) > 10
+    assert max(batch["text"].nbytes for batch in batches) < 7000
+
+
+@pytest.mark.parametrize("error", [MemoryError(), PermissionError(errno.EACCES, "no")])
+def test_an_error_of_this_machine_is_not_one_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> Iterator[pa.RecordBatch]:
+        raise error
+
+    for name in ("batches_of", "lines_of"):
+        monkeypatch.setattr(formats, name, fail)
+    for read in (names_of, rows_of):
+        for name in ("some.parquet", "some.jsonl"):
+            with pytest.raises((MemoryError, PayloadsUnavailableError)):
+                list(read(tmp_path / "file", name))
+
+
 def test_an_import_accepts_every_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that compress too well are stored without compression."""
     monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", 0)
@@ -203,6 +234,18 @@ def test_pages_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:begin] + damage + content[begin + 1 :])
         with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file with rows"):
             list(rows_of(path, "some.parquet"))
+
+
+def test_a_line_that_no_import_reads_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "MAX_LINE", 2000)
+    one = EpisodeGroup("math", [episode(), episode(text="x" * 2000)])
+    batch = batch_of_episodes(episode_schema(), [decoded_group(one)])
+    writer = formats.JsonlWriter(tmp_path / "file", episode_schema())
+    with pytest.raises(NotSupportedError, match=r"group 1, episode 1: \d+ characters.*Parquet"):
+        writer.write(batch)
+    writer.close()
 
 
 @pytest.mark.parametrize("content", ["x" * 99, '{"group_uid": "a"}\n' + "x" * 99])

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
+from replaydb.analysis import source
 from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 from replaydb.ui import downloads, queries
@@ -306,6 +307,18 @@ async def test_downloads_have_a_maximum_number_of_rows(
     parquet = await browser.get(f"groups.parquet?{address}")
     assert pq.read_table(io.BytesIO(parquet.content)).num_rows == 4
     assert "LIMIT 4" in (await browser.get(f"groups.sql?{address}")).text
+
+
+async def test_downloads_are_cut_by_their_bytes(
+    filled: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for page in ("overview.{}", f"step.{{}}?step=1&buffer={quote(filled.name)}"):
+        whole = (await browser.get(page.format("json"))).json()
+        with monkeypatch.context() as patched:
+            patched.setattr(source, "PAGE_BYTES", 1)
+            assert (await browser.get(page.format("json"))).json() == whole
+            content = (await browser.get(page.format("parquet"))).content
+        assert pq.ParquetFile(io.BytesIO(content)).num_row_groups == len(whole)
 
 
 async def test_unsupported_queries_are_refused(filled: Buffer, browser: httpx.AsyncClient) -> None:

@@ -66,6 +66,8 @@ def batch_of(
         return _batch(schema, rows)
     except _WRONG_TYPE:
         wrong = {id(row): reason for row in rows if (reason := _fault(schema, row)) is not None}
+        if not wrong:  # no value is damaged: for example, the rows are too large together
+            raise
     if damaged == "raise":
         ids = sorted({id_of(row) for row in rows if id(row) in wrong})
         raise CorruptPayloadError("; ".join(sorted(set(wrong.values()))), ids)

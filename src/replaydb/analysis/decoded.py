@@ -14,10 +14,12 @@ from sqlalchemy import URL, ColumnElement, Connection
 from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.episode_rows import (
+    TOKEN_BYTES,
     DecodedGroup,
     batch_of_empty,
     batch_of_episodes,
     episode_schema,
+    in_batches,
 )
 from replaydb.analysis.rows import Rows
 from replaydb.analysis.source import Source, opened
@@ -25,7 +27,7 @@ from replaydb.analysis.tables import Names, Where, Which
 from replaydb.analysis.token_rows import batch_of_tokens, token_schema
 from replaydb.buffer.drawing import reasons
 from replaydb.database.prepared import execute
-from replaydb.database.records import Stored
+from replaydb.database.records import Facts, Stored, from_rows
 from replaydb.database.repository import groups
 from replaydb.database.statements.scans import scan_group_sizes, select_groups_with_names
 from replaydb.errors import CorruptPayloadError
@@ -34,8 +36,6 @@ Per: TypeAlias = Literal["episode", "token"]
 
 #: Maximum number of groups, and of bytes of their tokens, that are read at once.
 CHUNK_GROUPS, CHUNK_BYTES = 512, 4 << 20
-#: Minimum size of a decoded token in bytes: id, mask, logprob and version.
-TOKEN_BYTES = 13
 
 
 def tokens(
@@ -73,7 +73,7 @@ def tokens(
             `CorruptPayloadError` that names it while rows are read, or "skip" it.
 
     Returns:
-        Lazy rows.
+        Lazy rows. While they are read, a value of more than 2 GiB raises `NotSupportedError`.
 
     Raises:
         InvalidInputError: An argument is invalid; or, while rows are read, an extra does not fit
@@ -107,7 +107,7 @@ def episode_rows(
     exclude: NDArray[np.int64] | None = None,
     omitted: list[int] | None = None,
 ) -> Rows:
-    """Return one row for each episode. The episodes of a group are in one batch.
+    """Return one row for each episode. The episodes of a group are adjacent.
 
     Args:
         url: The store.
@@ -123,11 +123,13 @@ def episode_rows(
         with opened(url) as source:
             condition = which.condition(source)
             for ids in _chunks(source, condition, exclude):
-                chunk = list(_decoded_groups(source, condition, ids, damaged, omitted))
-                if any(one.parts for one in chunk):
-                    yield batch_of_episodes(schema, [one for one in chunk if one.parts])
-                if include_empty and not all(one.parts for one in chunk):
-                    yield batch_of_empty(schema, [one for one in chunk if not one.parts])
+                for several in in_batches(
+                    _decoded_groups(source, condition, ids, damaged, omitted)
+                ):
+                    if any(one.parts for one in several):
+                        yield batch_of_episodes(schema, [one for one in several if one.parts])
+                    if include_empty and not all(one.parts for one in several):
+                        yield batch_of_empty(schema, [one for one in several if not one.parts])
 
     return Rows(schema, batches)
 
@@ -173,15 +175,24 @@ def _decoded_groups(
         rows = execute(connection, select_groups_with_names(condition, ids))
         return groups.stored(source.backend, connection, [row._asdict() for row in rows])
 
-    stored, found = source.stored(work)
-    if found.corrupt and damaged == "raise":
-        raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt))
-    numbers: dict[int, list[int]] = {}
-    for part in stored.payloads:
-        if part["group_id"] in found.groups:
-            numbers.setdefault(part["group_id"], []).append(part["part"])
+    stored = source.stored(work)
+    payloads = _by_group(stored.payloads)
+    transcripts = _by_group(stored.transcripts)
     for facts in stored.groups:
-        if (group := found.groups.get(facts["id"])) is not None:
-            yield DecodedGroup.of(facts, group, sorted(numbers.get(group.id, ())))
+        group_id = facts["id"]
+        mine = payloads.get(group_id, ())
+        found = from_rows([facts], mine, transcripts.get(group_id, ()))
+        if found.corrupt and damaged == "raise":
+            raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt))
+        if group_id in found.groups:
+            numbers = sorted(part["part"] for part in mine)
+            yield DecodedGroup.of(facts, found.groups[group_id], numbers)
         elif omitted is not None:
-            omitted.append(facts["id"])
+            omitted.append(group_id)
+
+
+def _by_group(rows: Iterable[Facts]) -> dict[int, list[Facts]]:
+    found: dict[int, list[Facts]] = {}
+    for row in rows:
+        found.setdefault(row["group_id"], []).append(row)
+    return found

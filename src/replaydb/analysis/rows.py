@@ -19,7 +19,7 @@ class Rows:
 
     It implements the Arrow stream interface (`__arrow_c_stream__`), so `polars.DataFrame`, `duckdb`
     and `pyarrow.table` accept it. Memory holds one or two pages, whatever the number of rows,
-    unless you load all of them.
+    unless you load all of them. Pages are cut by their size: about 64 MB, or one larger row.
 
     A reading is a keyset-paginated scan by ascending id. It returns each row that existed when it
     began once, as it is when its page is read; rows deleted before that are omitted. Each page is a

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection
@@ -14,14 +15,14 @@ from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
-from replaydb.database.records import Decoded, Stored, decoded
+from replaydb.database.records import Stored
 from replaydb.database.statements.scans import Scan, select_buffer_ids
 from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
 
 T = TypeVar("T")
 
-#: Number of rows that are read at once.
-PAGE = 8192
+#: Number of rows, and size of their texts, that are read at once; a single row may be larger.
+PAGE, PAGE_BYTES = 8192, 64 << 20
 
 
 class Source:
@@ -45,13 +46,13 @@ class Source:
         """Run `work` in one read-only snapshot."""
         return self._thread.run(lambda: self._database.read(work, end=end_in(BULK_SECONDS)))
 
-    def stored(self, work: Callable[[Connection], Stored]) -> tuple[Stored, Decoded]:
-        """Read groups with `work` and decode them, with payloads inside or outside the database."""
+    def stored(self, work: Callable[[Connection], Stored]) -> Stored:
+        """Read groups with `work`, with payloads inside or outside the database."""
 
-        async def run() -> tuple[Stored, Decoded]:
+        async def run() -> Stored:
             end = end_in(BULK_SECONDS)
             stored = await self._database.read(work, end=end)
-            return stored, await decoded(await self._payloads.read(stored, end))
+            return await self._payloads.read(stored, end)
 
         return self._thread.run(run)
 
@@ -68,18 +69,21 @@ class Source:
 
             def work(
                 connection: Connection, start: int = start, after: Any = after
-            ) -> tuple[int | None, Any]:
+            ) -> tuple[int | None, int, Any]:
                 end = _number(connection, scan.end_of_window(start, top))
                 if end is None:
-                    return None, []
-                return end, execute(connection, scan.page(start, end, after, PAGE))
+                    return None, 0, []
+                limit = PAGE
+                if (sizes := scan.sizes(start, end, after, PAGE)) is not None:
+                    limit = fitting([row[0] for row in execute(connection, sizes)])
+                return end, limit, execute(connection, scan.page(start, end, after, limit))
 
-            end, rows = self.read(work)
+            end, limit, rows = self.read(work)
             if rows:
                 yield rows
             if end is None:
                 return
-            if len(rows) < PAGE:
+            if len(rows) < limit:
                 start, after = end, None
             else:
                 after = rows[-1][-len(scan.keys) :]
@@ -109,6 +113,14 @@ async def _opened(url: str | URL) -> Database:
     await backend.check_target()
     await migrations.prepare(backend, migrate=False)
     return Database(backend)
+
+
+def fitting(sizes: Sequence[int]) -> int:
+    """Return how many rows of these sizes are read at once; `PAGE` if all are."""
+    for number, size in enumerate(accumulate(sizes)):
+        if size > PAGE_BYTES:
+            return max(1, number)
+    return PAGE
 
 
 def _number(connection: Connection, statement: Any) -> int | None:

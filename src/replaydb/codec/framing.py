@@ -132,7 +132,7 @@ def decompress(data: memoryview) -> memoryview:
         if size > _most_expanded(len(data)):  # also true for an unknown size
             corrupt(f"{len(data)} bytes of zstd that claim to hold {size}")
         blob = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:
+    except zstandard.ZstdError as error:
         corrupt(f"damaged zstd frame: {error}", error)
     return memoryview(blob)
 

@@ -97,6 +97,7 @@ def export_groups(
             or of another store, or another export has begun to write there.
         UnknownBufferError: The buffer does not exist.
         CorruptPayloadError: The payload of a group is damaged; the error names the group.
+        NotSupportedError: A value is too large for the format; the error names its group.
         PayloadsUnavailableError: The destination cannot be reached or written.
         DatabaseError: The store does not exist or cannot be read.
     """
@@ -167,7 +168,9 @@ class _Export:
         following: pa.RecordBatch | None = first
         with self.files.written(name) as path, unavailable(self.files.url):
             with _writing(WRITERS[self.kind](path, self.schema)) as writer:
-                while following is not None and size < PART_BYTES:
+                while following is not None:
+                    if size >= PART_BYTES and following["group_id"][0].as_py() not in ids:
+                        break  # all rows of a group are in one file
                     writer.write(following)
                     ids.update(pc.unique(following["group_id"]).to_pylist())
                     episodes += len(following) - following["position"].null_count

@@ -83,7 +83,7 @@ def unavailable(url: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PayloadsUnavailableError(url, error.strerror or str(error)) from error
+        raise PayloadsUnavailableError(url, error.strerror or repr(error)) from error
 
 
 def sha256_of(path: Path) -> str:

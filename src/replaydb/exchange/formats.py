@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from replaydb.analysis.episode_rows import episode_schema
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
@@ -124,11 +126,21 @@ class JsonlWriter:
         self._file = path.open("w", encoding="utf8")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
+        """Append rows.
+
+        Raises:
+            NotSupportedError: A line is longer than an import reads.
+        """
         lists = {name: _values(name, batch[name]) for name in _NUMBERS}
         others = batch.drop_columns(list(_NUMBERS)).to_pylist()
         for i, row in enumerate(others):
-            self._file.write(_to_line(row | {name: lists[name][i] for name in _NUMBERS}))
+            line = _to_line(row | {name: lists[name][i] for name in _NUMBERS})
+            if len(line) > MAX_LINE:
+                raise NotSupportedError(
+                    f"group {row['group_id']}, episode {row['position']}: {len(line)} characters, "
+                    f"and a line of JSON has at most {MAX_LINE}. Export to Parquet instead."
+                )
+            self._file.write(line)
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -146,15 +158,27 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
 
     Raises:
         InvalidInputError: The file is not valid.
+        PayloadsUnavailableError: The file cannot be read.
     """
-    try:
+    with _reading(name):
         if name.endswith(".parquet"):
             yield from _parquet_rows(path, name)
         else:
             yield from _lines(path, name, _from_line)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Raise errors that an invalid file causes as `InvalidInputError`, and no others."""
+    try:
+        yield
     except InvalidInputError:
         raise
     except _INVALID_FILE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow sets none
+            raise PayloadsUnavailableError(name, os.strerror(error.errno)) from error
+        if isinstance(error, MemoryError):
+            raise
         raise InvalidInputError(name, "a file with rows of episodes", error) from error
 
 
@@ -167,18 +191,15 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
 
     Raises:
         InvalidInputError: The file is not valid.
+        PayloadsUnavailableError: The file cannot be read.
     """
     before = None
-    try:
+    with _reading(name):
         is_parquet = name.endswith(".parquet")
         for table in _parquet_names(path, name) if is_parquet else _jsonl_names(path, name):
             keys = list(zip(*table.to_pydict().values(), strict=True))
             yield table.filter(pa.array([a != b for a, b in pairwise([before, *keys])], pa.bool_()))
             before = keys[-1] if keys else before
-    except InvalidInputError:
-        raise
-    except _INVALID_FILE as error:
-        raise InvalidInputError(name, "a file with rows of episodes", error) from error
 
 
 def _parquet_names(path: Path, name: str) -> Iterator[pa.Table]:

@@ -14,9 +14,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from replaydb.errors import InvalidInputError
 
@@ -72,15 +74,20 @@ def batches_of(
             raise InvalidInputError(name, f"columns such as {', '.join(sorted(columns))}", names)
         expanded = 0
         for batch in file.iter_batches(batch_size=num_rows, columns=known):
-            expanded += sum(map(_expanded_bytes, batch.columns))
-            _check(name, expanded, allowed)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    column.dictionary_decode() if _is_dictionary(column) else column
-                    for column in batch.columns
-                ],
-                batch.schema.names,
+            texts_of_rows = _text_bytes(batch)
+            expanded += int(texts_of_rows.sum()) + sum(
+                4 * len(batch) if _is_dictionary(column) else column.nbytes
+                for column in batch.columns
             )
+            _check(name, expanded, allowed)
+            for part in _parts(batch, texts_of_rows):
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        column.dictionary_decode() if _is_dictionary(column) else column
+                        for column in part.columns
+                    ],
+                    part.schema.names,
+                )
 
 
 def described_bytes(
@@ -265,9 +272,22 @@ def _is_dictionary(array: pa.Array) -> bool:
     return bool(pa.types.is_dictionary(array.type))
 
 
-def _expanded_bytes(array: pa.Array) -> int:
-    """Return the bytes of an array, decoded if it is a dictionary."""
-    if not _is_dictionary(array):
-        return int(array.nbytes)
-    lengths = pc.binary_length(array.dictionary).take(array.indices)
-    return int(pc.sum(lengths, min_count=0).as_py()) + 4 * len(array)
+def _text_bytes(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Return the size of the decoded dictionaries of each row."""
+    sizes = np.zeros(len(batch), np.int64)
+    for column in batch.columns:
+        if _is_dictionary(column):
+            lengths = pc.binary_length(column.dictionary).take(column.indices)
+            sizes += lengths.fill_null(0).to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def _parts(batch: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of at most `READ_BYTES` once decoded, or single rows."""
+    begin = total = 0
+    for i, size in enumerate(sizes.tolist()):
+        total += size
+        if total > READ_BYTES and i > begin:
+            yield batch[begin:i]
+            begin, total = i, size
+    yield batch[begin:]

@@ -10,7 +10,7 @@ import asyncio
 import io
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -24,7 +24,7 @@ from starlette.responses import Response, StreamingResponse
 
 from replaydb import analysis
 from replaydb.analysis.columns import batch_of, schema_of
-from replaydb.analysis.source import opened
+from replaydb.analysis.source import fitting, opened
 from replaydb.database.prepared import execute
 from replaydb.database.statements.scans import plain
 from replaydb.ui import queries
@@ -87,10 +87,17 @@ def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
-            found = source.read(lambda connection: execute(connection, readable))
-        yield batch_of(schema, found, lambda row: -1 if id_index < 0 else int(row[id_index]))
+            left = list(source.read(lambda connection: execute(connection, readable)))
+        while left:
+            number = fitting([_size(row) for row in left])
+            several, left = left[:number], left[number:]
+            yield batch_of(schema, several, lambda row: -1 if id_index < 0 else int(row[id_index]))
 
     return analysis.Rows(schema, batches)
+
+
+def _size(row: Iterable[Any]) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _literal(url: str | URL, statement: Select[Any]) -> str:

@@ -91,6 +91,20 @@ class Scan:
             statement = statement.where(tuple_(*self.keys) > tuple_(*last))
         return statement.order_by(*self.keys).limit(limit)
 
+    def sizes(
+        self, start: int, end: int, after: Sequence[Any] | None, limit: int
+    ) -> Select[Any] | None:
+        """Select the size of the texts of each row of such a page; None if no row has texts."""
+        texts = [
+            func.coalesce(func.length(json_as_stored(column)), 0)
+            for column in self.rows.selected_columns
+            if isinstance(column.type, Text)
+        ]
+        if not texts:
+            return None
+        page = self.page(start, end, after, limit)
+        return page.with_only_columns(sum(texts, literal(0)), maintain_column_froms=True)
+
     def end_of_window(self, start: int, top: int) -> Select[Any]:
         """Select the last id of the window after an id; NULL if there are no rows up to `top`."""
         ids = select(self.window).where(self.window > start, self.window <= top)
