@@ -29,6 +29,9 @@ INT64 = (-(2**63), 2**63 - 1)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: 300 years: from today as far as dates of either engine go, in both directions.
 LONGEST_SECONDS = 1e10
+#: Largest value that a row can hold: SQLite's rows have at most 10^9 bytes, by default, and
+#: PostgreSQL's messages at most 2^30.
+MAX_BYTES = 999_000_000
 
 _MAX_NAME = 255  # of task names, uids: they are indexed columns
 _MAX_JSON_DEPTH = 100  # well below what SQLite, PostgreSQL and this interpreter can nest
@@ -166,6 +169,10 @@ def text(field: str, value: object) -> str:
     """Check for any str. Generated text may contain NUL and unpaired surrogates."""
     if not isinstance(value, str):
         raise InvalidInputError(field, "a str", repr(value))
+    if len(value) > MAX_BYTES // 4:  # a character has up to four bytes
+        size = len(value.encode(errors="surrogatepass"))
+        if size > MAX_BYTES:
+            raise InvalidInputError(field, f"at most {MAX_BYTES} bytes of text", f"{size} bytes")
     return str.__str__(value)
 
 

@@ -129,19 +129,19 @@ class BufferCore:
         end: float | None,
     ) -> R:
         """Run `work` with `transact`, a method of the database, and expire groups if required."""
-        end = end_in(allowance()) if end is None else end
-        run = await self._run(end)
+        limit = end_in(allowance()) if end is None else end
+        run = await self._run(limit)
         scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._set_row)
         while True:
             try:
                 result = await transact(lambda connection: work(connection, scope), end=end)
             except StillExpiringError:
-                await self._expire(end)
+                await self._expire(limit)
             except UnfinishedMaintenanceError as error:
-                await self._maintain(error, end)
+                await self._maintain(error, limit)
             except DatabaseError as error:
                 # A foreign key may have failed. SQLite does not report which one.
-                if type(error) is DatabaseError and await self._is_deleted(run, end):
+                if type(error) is DatabaseError and await self._is_deleted(run, limit):
                     raise UnknownRunError(self._run_name) from error
                 raise
             else:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -155,10 +155,11 @@ class Drawing(BufferCore):
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
+        has_text = False
         request = await self._evaluated(request, end)
 
         def work(connection: Connection, scope: Scope) -> Drawn:
-            nonlocal drawn
+            nonlocal drawn, has_text
             is_recorded = scope.row.settings.record_draws and not request.is_claim
             with tasks_locked(
                 connection,
@@ -174,6 +175,7 @@ class Drawing(BufferCore):
                 finally:
                     self._judge(request, time.perf_counter() - began)
             self._drawn_tasks = frozenset(buffer.task_states)
+            has_text = bool(found.contents.with_text)
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
 
@@ -202,11 +204,15 @@ class Drawing(BufferCore):
             if stored is not None:
                 contents.stored = stored._replace(groups=contents.rows)
             return await self._delivered(found, end or end_in(allowance(contents.num_bytes)))
-        except BaseException:
+        except BaseException as error:
             # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:
                 await self._release_undelivered(drawn, request.lease.ttl, "not delivered")
-            raise
+            is_undone = drawn is None and type(error) is DatabaseError
+            if not (is_undone and has_text) or request.is_large:
+                raise
+        # A server cannot return a gigabyte of texts in one value, and their size was not known.
+        return await self._draw_now(replace(request, is_large=True), end)
 
     async def _delivered(self, drawn: Drawn, end: float) -> Result:
         """Decode the groups of a draw. Damaged groups become `failed`, if that can be written."""

@@ -200,6 +200,7 @@ class Putting(BufferCore):
             limit = timedelta(seconds=checks.duration("deadline", deadline))
         record = replace(to_record(group, self.settings.compression), time_limit=limit)
         record.facts["min_episodes"] = least
+        self._check_size("the prompt and extras", record.facts["num_bytes"])
         put = Put([record], "error")
         return (await self._submit(put, checks.seconds("timeout", timeout)))[0]
 
@@ -239,9 +240,10 @@ class Putting(BufferCore):
             position = checks.whole_number("position", position)
         flat = flatten([episode])
         record = to_episode_record(flat, episode.text, self.settings.compression)
+        self._check_size("episode", record.num_bytes)
         self._log_restart(group_uid, flat)
         addition = Addition(group_uid, position, record)
-        submission = Submission(addition, (), record.num_bytes)
+        submission = Submission(addition, (), record.num_bytes + len(record.text or ""))
         async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
             while True:
                 try:
@@ -288,9 +290,22 @@ class Putting(BufferCore):
                     self._log_restart(group.group_uid, part)
             return [to_record(group, compression, priority) for group in several]
 
-        if sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS:
-            return await asyncio.to_thread(encode)
-        return encode()
+        is_large = sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS
+        records = await asyncio.to_thread(encode) if is_large else encode()
+        for i, record in enumerate(records):
+            if record.facts["num_bytes"] > checks.MAX_BYTES:
+                self._check_size(f"groups[{i}]", record.facts["num_bytes"])
+        return records
+
+    def _check_size(self, field: str, num_bytes: int) -> None:
+        """Refuse a payload that no database can hold, before anything is sent."""
+        if num_bytes > checks.MAX_BYTES and not self._row.uses_payload_store:
+            raise InvalidInputError(
+                field,
+                f"a payload of at most {checks.MAX_BYTES} bytes; only outside the database, with "
+                "`payloads=` of `Store.open`, it can be larger",
+                f"{num_bytes} bytes",
+            )
 
     def _log_restart(self, group_uid: str, flat: FlatEpisodes) -> None:
         """Log the first turn that does not continue the turn before it, once per buffer object.
@@ -314,7 +329,7 @@ class Putting(BufferCore):
             return
 
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
-        num_bytes = sum(record.facts["num_bytes"] for record in put.records)
+        num_bytes = sum(record.num_bytes for record in put.records)
         uids = [record.uid for record in put.records]
         async with self._waiter(timeout) as waiter:
             while True:

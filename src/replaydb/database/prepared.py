@@ -205,7 +205,9 @@ def _run(
     except BaseException as error:
         # This also detects a lost connection. Only errors of the driver are wrapped.
         is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
-        connection._handle_dbapi_exception(error, sql if is_drivers else None, None, cursor, None)
+        # Engines judge a lost connection by the size of what was sent: `DBAPIError.params`.
+        sent = (sql, parameters) if is_drivers else (None, None)
+        connection._handle_dbapi_exception(error, sent[0], sent[1], cursor, None)
     cursor.close()
     return rows, cursor
 

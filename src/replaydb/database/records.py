@@ -141,6 +141,12 @@ class GroupRecord:
         return name
 
     @property
+    def num_bytes(self) -> int:
+        """Size of its payload in bytes, and of its texts in characters."""
+        payload: int = self.facts["num_bytes"]
+        return payload + sum(len(one["text"]) for one in self.transcripts)
+
+    @property
     def is_completed(self) -> bool:
         """Whether its status is completed."""
         return bool(self.facts["group_status"] == GroupStatus.COMPLETED.value)

@@ -33,6 +33,9 @@ from replaydb.database.prepared import PIPELINE, Bound, execute, execute_many
 #: More bytes are written one table after the other: an array would hold them in memory once more,
 #: and PostgreSQL limits one message to 1 GB.
 MAX_BYTES = 1 << 20
+#: Counted for each row. It limits the rows to 100,000: their names, which are not counted, have up
+#: to a kilobyte each.
+_ROW_BYTES = 10
 
 
 class Write(NamedTuple):
@@ -233,7 +236,7 @@ def _num_bytes(write: Postponable) -> int:
         return 0
     names = _unlimited(write.statement, tuple(write.rows[0]))
     values = (row[name] for row in write.rows for name in names)
-    return sum(
+    return _ROW_BYTES * len(write.rows) + sum(
         len(value if isinstance(value, bytes | str) else str(value))
         for value in values
         if value is not None

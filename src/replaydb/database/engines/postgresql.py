@@ -39,6 +39,7 @@ from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
     postgresql_indexes,
+    postgresql_messages,
     postgresql_plans,
     postgresql_pooler,
     postgresql_roles,
@@ -286,7 +287,8 @@ class PostgresqlBackend:
 
     async def _check_after(self, connection: AsyncConnection, error: Exception, end: float) -> None:
         """Check for lost commits after an error, unless the transaction will be run again."""
-        if self.is_outage(error) or self.is_conflict(error) or isinstance(error, LostRaceError):
+        is_lost_race = self.is_conflict(error) or isinstance(error, LostRaceError)
+        if connection.invalidated or self.is_outage(error) or is_lost_race:
             return
         try:
             async with asyncio.timeout_at(end):
@@ -365,6 +367,8 @@ class PostgresqlBackend:
         state = getattr(cause, "sqlstate", None)
         if isinstance(cause, MemoryError):
             return DatabaseUnavailableError(f"{self.shown}: not enough memory")
+        if (reason := postgresql_messages.refusal(error)) is not None:
+            return DatabaseError(f"{self.shown}: {reason}")
         if state is None:
             if isinstance(
                 cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
@@ -398,7 +402,12 @@ class PostgresqlBackend:
         return state in _CONFLICTS
 
     def is_outage(self, error: BaseException) -> bool:
-        """Whether the connection broke, or none can be opened at the moment."""
+        """Whether the connection broke, or none can be opened at the moment.
+
+        A server also closes the connection if a message is too large, which no other attempt helps.
+        """
+        if postgresql_messages.is_too_large(error):
+            return False
         if isinstance(error, DBAPIError):
             if error.connection_invalidated:
                 return True

@@ -74,6 +74,11 @@ WATCH_SECONDS = (0.002, 0.05)
 #: Writers wait for other processes in `_begin_immediate`, not inside SQLite.
 _WAIT_IN_LOOP = "PRAGMA busy_timeout = 0"
 
+_TOO_LARGE = (
+    "; a row of SQLite has at most SQLITE_MAX_LENGTH bytes, 10^9 by default. Nothing was stored: "
+    "use smaller values (SQLITE_TOOBIG)"
+)
+
 
 class SqliteBackend:
     """`sqlite:///FILE`."""
@@ -225,6 +230,8 @@ class SqliteBackend:
             return DatabaseUnavailableError(f"{self._path}: not enough memory")
         if isinstance(cause, OSError):
             return DatabaseUnavailableError(f"{self._path}: {cause.strerror or cause}")
+        if name == "SQLITE_TOOBIG" or isinstance(cause, OverflowError):
+            return DatabaseError(f"{self._path}: {cause}{_TOO_LARGE}")
         if name is None:
             # Damage in a file raises such errors: invalid JSON, or text that is not UTF-8.
             damage = isinstance(cause, sqlite3.Error | json.JSONDecodeError | UnicodeDecodeError)

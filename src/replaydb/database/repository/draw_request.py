@@ -59,6 +59,7 @@ class DrawRequest:
         statuses: Statuses to draw from.
         lease: Terms of the lease on the groups; None: they are not leased.
         loads: Whether the groups are read, or only their rows.
+        is_large: Whether they are too large to be read by the last statement of the transaction.
     """
 
     quotas: tuple[Quota, ...]
@@ -68,6 +69,7 @@ class DrawRequest:
     statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
     lease: LeaseTerms | None = None
     loads: bool = True
+    is_large: bool = False
 
     @property
     def is_claim(self) -> bool:
