@@ -16,6 +16,13 @@ down_revision: str | None = "0004"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
+_buffer = sa.table(
+    "buffer",
+    sa.column("id"),
+    sa.column("settings", sa.JSON),
+    sa.column("pending_tags", sa.JSON(none_as_null=True)),
+)
+
 
 def upgrade() -> None:
     op.add_column("buffer", sa.Column("pending_tags", sa.JSON()))
@@ -41,8 +48,19 @@ def upgrade() -> None:
     op.create_index(
         "ix_group_tag_value", "group_tag", ["buffer_id", "name", "text", "number", "group_id"]
     )
+    _plan_indexes()
 
 
 def downgrade() -> None:
     op.drop_table("group_tag")
     op.drop_column("buffer", "pending_tags")
+
+
+def _plan_indexes() -> None:
+    """Mark the indexes that the settings of a downgraded database declare as still to be filled."""
+    connection = op.get_bind()
+    for row in connection.execute(sa.select(_buffer.c.id, _buffer.c.settings)).all():
+        if names := row.settings.get("indexed_tags"):
+            pending = dict.fromkeys(names, 2**63 - 1)
+            mine = sa.update(_buffer).where(_buffer.c.id == row.id)
+            connection.execute(mine.values(pending_tags=pending))

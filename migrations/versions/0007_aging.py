@@ -17,6 +17,7 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 _buffer = sa.table("buffer", *map(sa.column, ("id", "policy_version")))
+_task = sa.table("task", *map(sa.column, ("max_staleness", "is_expiring")))
 _group = sa.table(
     "episode_group",
     *map(sa.column, ("buffer_id", "group_status", "staleness", "comparable_version")),
@@ -33,6 +34,9 @@ def upgrade() -> None:
         "task", sa.Column("is_expiring", sa.Boolean(), nullable=False, server_default=sa.false())
     )
     op.add_column("task", sa.Column("aged_to", sa.BigInteger()))
+    # A downgrade leaves groups that are too stale.
+    expiring = sa.update(_task).where(_task.c.max_staleness.is_not(None))
+    op.execute(expiring.values(is_expiring=sa.true()))
     _create_views()
 
 

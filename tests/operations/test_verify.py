@@ -15,7 +15,16 @@ import replaydb as rdb
 from operations.conftest import populate
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import episode, episode_group, lease, pack, payload, task, transcript
+from replaydb.database.schema import (
+    buffer,
+    episode,
+    episode_group,
+    lease,
+    pack,
+    payload,
+    task,
+    transcript,
+)
 from replaydb.database.schema import group_tag as tag
 from replaydb.operations import VerifyReport, verify
 from replaydb.operations.reading import Fetched, every_payload
@@ -250,8 +259,6 @@ async def test_a_read_only_store_is_not_repaired(populated: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        (update(tag).where(tag.c.group_id == 5).values(number=9), "index of tag 'level'"),
-        (delete(tag).where(tag.c.group_id == 5), "index of tag 'level'"),
         (update(episode_group).where(LEASED).values(lease_id=None), "leased without a lease"),
         (update(episode_group).where(LEASED).values(leased_from=None), "leased without a lease"),
         (update(episode_group).where(FREE).values(lease_id=1), "has a lease without being leased"),
@@ -265,8 +272,6 @@ async def test_a_read_only_store_is_not_repaired(populated: str) -> None:
         ),
     ],
     ids=[
-        "tag",
-        "no tag",
         "lease",
         "before",
         "free",
@@ -326,6 +331,42 @@ async def test_values_invalid_for_their_column(
     listed = [one for one in report.problems if where in one.where]
     assert listed
     assert all(one.kind == "damage" and column in one.what for one in listed)
+
+
+DERIVED: list[Any] = [
+    ("tags", update(tag).where(tag.c.group_id == 5).values(number=9)),
+    ("tags", delete(tag)),
+    ("tags", update(tag).values(buffer_id=2)),
+    ("staleness", update(episode_group).where(FREE).values(staleness=77)),
+    ("staleness", update(buffer).values(policy_version=23)),
+    ("staleness", update(task).values(max_staleness=99)),
+]
+
+
+@pytest.mark.parametrize(("engine_name", "kind", "statement"), in_turn(DERIVED))
+async def test_indexes_and_staleness_are_rebuilt(populated: str, kind: str, statement: Any) -> None:
+    """In spite of lost data of a group, which they are not derived from."""
+    await change(populated, update(episode_group).where(LEASED).values(num_tokens=1))
+    await change(populated, statement)
+    report = await verified(populated, repair=True)
+    found = [one for one in report.problems if one.kind not in ("group", "counters")]
+    assert {one.kind for one in found} == {kind}
+    assert all(one.is_repaired for one in found)
+    assert {one.kind for one in (await verified(populated)).problems} == {"group", "counters"}
+    async with Store.open(populated) as store:
+        math = await store.buffer("math")
+        groups = await math.find()
+        for where, meets in (
+            (rdb.col.tags["level"] == 2, lambda one: one.tags.get("level") == 2),
+            (rdb.col.staleness >= 3, lambda one: one.staleness is not None and one.staleness >= 3),
+        ):
+            expected = sum(map(meets, groups))
+            assert await math.count(where=where) == expected
+        assert all(
+            one.staleness is None or one.staleness <= 20
+            for one in groups
+            if one.status in ("completed", "aborted")
+        )
 
 
 async def test_nothing_is_repaired_from_wrong_rows(populated: str) -> None:

@@ -27,8 +27,9 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Recompute the counters of tasks and packs, fix id sequences, and restore groups"
-            " that were marked failed because of damage but can be read now.",
+            help="Rebuild tag indexes, recompute the staleness of groups and the counters of tasks"
+            " and packs, fix id sequences, and restore groups that were marked failed because of"
+            " damage but can be read now.",
         ),
     ] = False,
     as_json: Json = False,

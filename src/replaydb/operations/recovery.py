@@ -1,22 +1,29 @@
-"""Recovery of groups that failed as damaged but whose payloads are intact now."""
+"""Repairs of `verify` in transactions of their own: wrong indexes, and groups that failed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import decoded
-from replaydb.database.repository import buffers, damage, groups
+from replaydb.database.repository import aging, buffers, damage, groups, tags
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.damage import Failed
-from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.operations.reading import BATCH_BYTES, PAGE
+
+T = TypeVar("T")
+
+#: Groups whose staleness is corrected in one transaction.
+AT_ONCE = 1000
 
 
 async def intact_groups(
@@ -45,15 +52,50 @@ async def intact_groups(
 
 async def restore(database: Database, row: BufferRow, ids: Sequence[int]) -> None:
     """Restore the former status of intact groups of a buffer."""
+    await _change(database, row, lambda buffer: damage.restore(buffer, ids))
+    database.signal.announce()
+
+
+async def rebuild_tags(database: Database, row: BufferRow, name: str) -> None:
+    """Rebuild the index of a tag of a buffer. Filters do not use it until it is complete."""
+
+    def step(buffer: LockedBuffer) -> bool:
+        tags.continue_indexing(buffer)
+        return bool(buffer.row.pending_tags)
+
+    await _change(database, row, lambda buffer: tags.rebuild(buffer, [name]))
+    await _repeat(database, row, step)
+
+
+async def rebuild_staleness(database: Database, row: BufferRow, task_name: str) -> None:
+    """Update the staleness of all groups of a task of a buffer, and expire groups."""
+
+    def step(buffer: LockedBuffer) -> bool:
+        aging.step(buffer, AT_ONCE)
+        return any(task.is_behind for task in buffer.task_states.values())
+
+    await _change(database, row, lambda buffer: aging.repair(buffer, task_name))
+    await _repeat(database, row, step)
+    database.signal.announce()
+
+
+async def _repeat(database: Database, row: BufferRow, step: Callable[[LockedBuffer], bool]) -> None:
+    left = True
+    while left:
+        left = await _change(database, row, step)
+        await asyncio.sleep(database.backend.turn_seconds)  # lets waiting writers in
+
+
+async def _change(database: Database, row: BufferRow, change: Callable[[LockedBuffer], T]) -> T:
+    """Run `change` in a transaction, with the buffer and its tasks locked."""
     no_run = RunRow(0, None)
     scope = Scope(database.backend, row.id, row.name, no_run, row, lambda _: None)
 
-    def work(connection: Connection) -> None:
+    def work(connection: Connection) -> T:
         with buffer_locked(connection, scope) as buffer:
-            damage.restore(buffer, ids)
+            return change(buffer)
 
-    await database.write(work, end=end_in(BULK_SECONDS))
-    database.signal.announce()
+    return await database.write(work, end=end_in(BULK_SECONDS))
 
 
 def _batches(found: Mapping[int, Failed]) -> Iterator[list[int]]:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from replaydb import checks, codec
 from replaydb.database.prepared import execute
-from replaydb.database.repository import buffers, packs, recount, rows, sequences, tags
+from replaydb.database.repository import aging, buffers, packs, recount, rows, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.rows import Values
 from replaydb.database.repository.sequences import Behind
@@ -26,7 +26,12 @@ from replaydb.database.statements.rows import columns
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
-from replaydb.operations.recovery import intact_groups, restore
+from replaydb.operations.recovery import (
+    intact_groups,
+    rebuild_staleness,
+    rebuild_tags,
+    restore,
+)
 from replaydb.store import Store
 
 #: Maximum number of problems that are listed; further ones are only counted.
@@ -34,7 +39,10 @@ MOST_LISTED: Final = 1000
 
 _INTACT: Final = "marked failed because of damage, but is intact now; former status: "
 
-Kind = Literal["damage", "payload", "group", "orphan", "counters", "pack", "sequence", "failed"]
+Kind = Literal[
+    "damage", "payload", "group", "orphan", "tags", "staleness", "counters", "pack", "sequence",
+    "failed",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +52,14 @@ class Problem:
     Attributes:
         kind: `damage`: the engine reports a damaged file, or a value is invalid for its column.
             `payload`: the bytes differ from their checksum, or contradict the rows of the episodes.
-            `group`: the row of a group contradicts its episodes, payloads, texts, lease or indexed
-            tags. `orphan`: rows refer to missing rows. `counters`: the counters of a task, which
-            capacity and draws rely on, are wrong. `pack`: the counters of a pack are wrong, or it
-            is wrongly marked for deletion or not marked. `sequence`: it would generate ids of
-            existing rows. `failed`: a group was marked failed because of damage, but is
-            intact now.
+            `group`: the row of a group contradicts its episodes, payloads, texts or lease.
+            `orphan`: rows refer to missing rows. `tags`: the index of a tag, which filters rely
+            on, differs from the groups. `staleness`: the stored staleness of groups of a task,
+            which filters rely on, differs from the policy version, or groups should have expired.
+            `counters`: the counters of a task, which capacity and draws rely on, are wrong.
+            `pack`: the counters of a pack are wrong, or it is wrongly marked for deletion or not
+            marked. `sequence`: it would generate ids of existing rows. `failed`: a group was
+            marked failed because of damage, but is intact now.
         where: The group, task, table, row or pack.
         what: Description of the problem.
         is_repaired: Whether this call repaired it.
@@ -89,13 +99,17 @@ class VerifyReport:
         return self.num_problems == self.num_repaired
 
 
+#: Wrong tag indexes, or tasks: the buffer, the name, and the problem.
+Wrong = list[tuple[BufferRow, str, Problem]]
+
+
 async def verify(
     store: Store,
     *,
     repair: bool = False,
     progress: Callable[[VerifyReport], object] | None = None,
 ) -> VerifyReport:
-    """Check the integrity of a store, and optionally repair counters, sequences and statuses.
+    """Check the integrity of a store, and optionally rebuild what is derived from other data.
 
     Counters, references and scalars are checked in one snapshot. If the engine reports damage,
     these checks are skipped, since damaged rows prove nothing. Then every payload, inside or
@@ -104,9 +118,10 @@ async def verify(
 
     Args:
         store: The store. It may be opened read-only unless `repair` is set.
-        repair: Recompute the counters of tasks and packs, under their locks, if the rows that they
-            are computed from have no problems. Move id sequences past the ids of existing rows.
-            Restore the former status of groups that failed as damaged but are intact. Other
+        repair: Rebuild wrong tag indexes, and update the staleness of groups, in short
+            transactions. Recompute the counters of tasks and packs, under their locks, if the rows
+            that they are computed from have no problems. Move id sequences past the ids of existing
+            rows. Restore the former status of groups that failed as damaged but are intact. Other
             problems are lost data: delete the affected groups, or restore a backup.
         progress: Called repeatedly with the report so far.
 
@@ -143,16 +158,24 @@ class _Verifying:
                 return
             self._add_problems(await snapshot.read(_orphans))
             self._add_problems(await snapshot.read(_wrong_groups))
-            self._add_problems(await snapshot.read(_mistagged_groups))
+            wrong_tags = await snapshot.read(_wrong_tags)
+            outdated = await snapshot.read(_outdated)
             task_states = await snapshot.read(_task_states)
             wrong_packs = await snapshot.read(_packs)
             behind = await snapshot.read(self._behind)
         if repair and behind:
             await self._database.write(self._advance, end=end_in(BULK_SECONDS))
+        # These follow from columns that nothing can be checked against, so other problems do not
+        # matter.
         repaired = [
             Problem("sequence", f"table {one.table}", str(one), is_repaired=repair)
             for one in behind
         ]
+        for rebuild, wrong in ((rebuild_tags, wrong_tags), (rebuild_staleness, outdated)):
+            for row, name, problem in wrong:
+                if repair:
+                    await rebuild(self._database, row, name)
+                repaired.append(replace(problem, is_repaired=repair))
         repair = repair and not self.report.num_problems
         if repair and (task_states or wrong_packs):
             await self._database.write(self._repair, end=end_in(BULK_SECONDS))
@@ -261,12 +284,22 @@ def _wrong_groups(connection: Connection) -> list[Problem]:
     return found
 
 
-def _mistagged_groups(connection: Connection) -> list[Problem]:
-    return [
-        Problem("group", f"group {group_id}", f"the index of tag {tag!r} differs from the group")
-        for row in _every_buffer(connection)
-        for group_id, tag in tags.mistagged(connection, row, MOST_LISTED).items()
-    ]
+def _wrong_tags(connection: Connection) -> Wrong:
+    found: Wrong = []
+    for row in _every_buffer(connection):
+        for name, number in tags.mistagged(connection, row).items():
+            where = f"index of tag {name!r} of buffer {row.name!r}"
+            found.append((row, name, Problem("tags", where, f"{number} groups differ from it")))
+    return found
+
+
+def _outdated(connection: Connection) -> Wrong:
+    found: Wrong = []
+    for row in _every_buffer(connection):
+        for name, what in aging.outdated(connection, row).items():
+            where = f"task {name!r} of buffer {row.name!r}"
+            found.append((row, name, Problem("staleness", where, what)))
+    return found
 
 
 def _contradictions(

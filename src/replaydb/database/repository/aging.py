@@ -13,12 +13,12 @@ from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, false, func
+from sqlalchemy import ColumnElement, Connection, false, func
 
 from replaydb import checks
-from replaydb.database.prepared import Bound
+from replaydb.database.prepared import Bound, execute
 from replaydb.database.reads import read_together
-from replaydb.database.repository import transitions
+from replaydb.database.repository import tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
@@ -29,6 +29,7 @@ from replaydb.database.statements.episode_group import (
     select_end_of_step,
     select_too_stale,
 )
+from replaydb.database.statements.recount import count_outdated
 from replaydb.database.statements.selections import TOO_STALE, too_stale
 from replaydb.database.writes import postpone
 
@@ -67,11 +68,36 @@ def progress(task_states: Collection[TaskState]) -> tuple[int, bool]:
     return num_outdated, any(task.is_behind for task in task_states)
 
 
-def mark(buffer: LockedBuffer) -> None:
-    """Mark every task as behind the policy version."""
-    for task in buffer.task_states.values():
+def mark(buffer: LockedBuffer, names: Collection[str]) -> None:
+    """Mark tasks as behind the policy version."""
+    for name in names:
+        task = buffer.task_states[name]
         task.is_expiring = task.max_staleness is not None
         task.aged_to = 0
+
+
+def outdated(connection: Connection, row: BufferRow) -> dict[str, str]:
+    """Return tasks whose groups disagree with the policy version or a limit, and how, by name.
+
+    The connection must be a snapshot. Tasks that are marked as behind are correct.
+    """
+    by_newest = row.settings.expire_by == "newest_token"
+    rows = execute(connection, count_outdated(row.id, row.policy_version, by_newest))
+    found = {
+        one.task_name: f"{one.number} groups have an outdated staleness or should have expired"
+        for one in rows
+    }
+    for name, task in tasks.read(connection, row.id).items():
+        limit = row.settings.max_staleness_of(name)
+        if task.max_staleness != limit:
+            found[name] = f"max_staleness is {task.max_staleness}, expected {limit}"
+    return found
+
+
+def repair(buffer: LockedBuffer, task_name: str) -> None:
+    """Let further steps correct a task that `outdated` returned."""
+    buffer.task_states[task_name].max_staleness = buffer.settings.max_staleness_of(task_name)
+    mark(buffer, [task_name])
 
 
 def step(buffer: LockedBuffer, most: int) -> None:

@@ -71,7 +71,7 @@ def advance(
         for statement in relate_versions(buffer.id, lineage, version):
             execute(buffer.connection, statement)
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
-    aging.mark(buffer)
+    aging.mark(buffer, buffer.task_states)
     aging.step(buffer, AT_ONCE)
     # After the reads of this step, so that these rows are written together with those of groups.
     # The step takes the new version from `buffer.row`, not from the table.

@@ -17,11 +17,11 @@ from replaydb.database.schema import group
 from replaydb.database.statements.pages import select_ids_of_prompt
 from replaydb.database.statements.selections import Selection
 from replaydb.database.statements.tag import (
+    count_mistagged,
     count_tagged,
     delete_tags,
     insert_tags,
     select_ids_below,
-    select_mistagged,
     select_tagged,
 )
 from replaydb.database.tag_lookups import Lookup, conjuncts, lookups_in
@@ -51,7 +51,12 @@ def plan(buffer: LockedBuffer, before: Collection[str]) -> None:
     """Record which indexes must be filled or emptied after `indexed_tags` was changed."""
     changed = set(before) ^ set(buffer.settings.indexed_tags)
     if changed:
-        _save(buffer, {**buffer.row.pending_tags, **dict.fromkeys(changed, checks.INT64[1])})
+        rebuild(buffer, changed)
+
+
+def rebuild(buffer: LockedBuffer, names: Collection[str]) -> None:
+    """Record that the indexes of these tags must be filled, or emptied, from the beginning."""
+    _save(buffer, {**buffer.row.pending_tags, **dict.fromkeys(names, checks.INT64[1])})
 
 
 def continue_indexing(buffer: LockedBuffer) -> None:
@@ -108,13 +113,14 @@ def is_selective(
     return _rarest(connection, row, where, most) is not None
 
 
-def mistagged(connection: Connection, row: BufferRow, most: int) -> dict[int, str]:
-    """Return the name of the tag of wrong index entries by group id, up to `most` per index."""
-    return {
-        group_id: name
-        for name in sorted(row.indexed_tags)
-        for (group_id,) in execute(connection, select_mistagged(row.id, name, most))
-    }
+def mistagged(connection: Connection, row: BufferRow) -> dict[str, int]:
+    """Return the number of groups with a wrong index entry, by the names of wrong indexes."""
+    found = {}
+    for name in sorted(row.indexed_tags):
+        [(number,)] = execute(connection, count_mistagged(row.id, name))
+        if number:
+            found[name] = number
+    return found
 
 
 def _rarest(

@@ -19,14 +19,17 @@ from sqlalchemy import (
 )
 
 from replaydb.database.schema import (
+    IS_IDLE,
     episode,
     episode_group,
     group,
     lease,
     metadata,
     payload,
+    task,
     transcript,
 )
+from replaydb.database.staleness import IS_LIVE
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 
@@ -48,6 +51,26 @@ def recount_tasks(buffer_id: int) -> Select[Any]:
             _total(case((is_stored, group.num_bytes), else_=0)).label("stored_bytes"),
         )
         .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name)
+    )
+
+
+def count_outdated(buffer_id: int, policy_version: int, by_newest: bool) -> Select[Any]:
+    """Count the groups of each task whose stored staleness is wrong, or that should have expired.
+
+    Groups that a step is still to update are not counted. Tasks without such groups are omitted.
+    """
+    staleness = policy_version - group.comparable_version
+    is_wrong = IS_LIVE & group.staleness.is_distinct_from(staleness) & task.c.aged_to.is_(None)
+    newest = group.max_policy_version if by_newest else group.comparable_version
+    # An unknown version is NULL, and its group does not expire.
+    is_late = IS_IDLE & ~task.c.is_expiring & (staleness > task.c.max_staleness)
+    is_late &= policy_version - newest > task.c.max_staleness
+    mine = (task.c.buffer_id == group.buffer_id) & (task.c.task_name == group.task_name)
+    return (
+        select(group.task_name, func.count().label("number"))
+        .join_from(episode_group, task, mine)
+        .where(group.buffer_id == buffer_id, is_wrong | is_late)
         .group_by(group.task_name)
     )
 

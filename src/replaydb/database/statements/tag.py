@@ -54,19 +54,19 @@ def _entries(name: str) -> Select[Any]:
     return select(group.id, group.buffer_id, text.label("text"), number.label("number"))
 
 
-def select_mistagged(buffer_id: int, name: str, most: int) -> Select[int]:
-    """Select the ids of groups whose index entry differs from the tag."""
-    row = _entries(name).where(group.buffer_id == buffer_id).subquery().c
+def count_mistagged(buffer_id: int, name: str) -> Select[int]:
+    """Count the groups whose index entry differs from the tag."""
+    some = _entries(name).where(group.buffer_id == buffer_id).subquery()
+    row = some.c
     return (
-        select(row.id)
+        select(func.count())
+        .select_from(some)
         .outerjoin(group_tag, (_tag.group_id == row.id) & (_tag.name == name))
         .where(
             bytewise(row.text).is_distinct_from(_tag.text)
             | row.number.is_distinct_from(_tag.number)
             | (_tag.buffer_id != row.buffer_id)
         )
-        .order_by(row.id)
-        .limit(most)
     )
 
 
