@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -162,7 +160,7 @@ class _Export:
         number = sum((part.buffer, part.task) == (buffer, task) for part in self.manifest.parts)
         # The name includes the writer, so that concurrent exports do not overwrite each other.
         ending = f"part-{number:05}-{self.manifest.writer[:8]}.{self.kind}"
-        name = f"buffer={_as_folder(buffer)}/task={_as_folder(task)}/{ending}"
+        name = f"{self.manifest.folder(buffer, task)}/{ending}"
         ids: set[int] = set()
         episodes = size = 0
         following: pa.RecordBatch | None = first
@@ -256,14 +254,3 @@ def _described(which: Which) -> dict[str, Any]:
     names = {"buffer": which.buffers, "tasks": which.tasks, "statuses": which.statuses}
     known = {name: None if one is None else sorted(one) for name, one in names.items()}
     return {**known, "where": where}
-
-
-def _as_folder(name: str) -> str:
-    """Return a name escaped for a path, as Hive does; the rows have the original name."""
-    quoted = quote(name, safe=" ")
-    if quoted.startswith("."):
-        quoted = f"%2E{quoted[1:]}"
-    if len(quoted) <= 128:
-        return quoted
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return f"{quoted[:96].rstrip('%')}-{digest}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
+from urllib.parse import quote
 from uuid import uuid4
 
 import numpy as np
@@ -20,6 +22,8 @@ from replaydb.exchange.files import Files
 #: Hidden, so that programs that read all files of a folder skip it.
 NAME = ".replaydb-export.json"
 VERSION = 1
+#: Maximum length of an escaped name; file systems allow 255 bytes.
+MAX_FOLDER = 128
 #: Pattern of the names of files that an export writes.
 PART = re.compile(r"buffer=[^/]+/task=[^/]+/part-\d{5,}-[0-9a-f]{8}\.(parquet|jsonl)")
 
@@ -127,6 +131,14 @@ class Manifest:
         if files.get(NAME) != content:  # for example, an endpoint that leads to several services
             raise PayloadsUnavailableError(files.url, f"{NAME} cannot be read as it was written")
 
+    def folder(self, buffer: str, task: str) -> str:
+        """Return the folder of a task: the folder of its files so far, or a new one."""
+        of_buffers = {part.buffer: part.name.split("/")[0] for part in self.parts}
+        of_tasks = {
+            part.task: part.name.split("/")[1] for part in self.parts if part.buffer == buffer
+        }
+        return f"{_component('buffer', buffer, of_buffers)}/{_component('task', task, of_tasks)}"
+
     def ids(self, buffer: str, task: str) -> NDArray[np.int64]:
         """Return the ids of groups of a task that are in files, ascending."""
         mine = [part for part in self.parts if (part.buffer, part.task) == (buffer, task)]
@@ -155,6 +167,27 @@ def _check_kinds(what: str, found: Iterable[tuple[object, type]]) -> None:
     for value, kind in found:
         if type(value) is not kind:
             raise ValueError(f"{value!r:.80} in {what}, expected a {kind.__name__}")
+
+
+def _component(kind: str, name: str, known: Mapping[str, str]) -> str:
+    """Return the name of a folder: `known` has those of other names, and maybe of this one.
+
+    Names are escaped as Hive does, so that every system accepts them, and readers get the original
+    name back. macOS and Windows do not distinguish names that differ only in case. Of these, all
+    but the first end with a hash, and so do names that are too long. In other names the comma
+    before the hash is escaped.
+    """
+    others = {folder.lower() for other, folder in known.items() if other != name}
+    if name in known and known[name].lower() not in others:
+        return known[name]
+    quoted = quote(name, safe=" ")
+    if quoted.endswith((" ", ".")):  # Windows removes them
+        quoted = f"{quoted[:-1]}%{ord(quoted[-1]):02X}"
+    if len(quoted) > MAX_FOLDER or f"{kind}={quoted}".lower() in others:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        start = name.encode()[:40].decode(errors="ignore")  # readers refuse a part of a character
+        quoted = f"{quote(start, safe=' ')},{digest}"
+    return f"{kind}={quoted}"
 
 
 def packed(ids: Collection[int]) -> str:
