@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL
+from sqlalchemy import URL, text
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.training.dataset import ReplayDataset
+from support.connections import transaction
 from support.errors import all_error_text
+from support.groups import group
 
 ME = "postgresql://me:secret@"
 
@@ -49,7 +51,10 @@ def test_the_server_behind_pgbouncer() -> None:
     ("url", "expected"),
     [
         (f"{ME}db/replay?sslmod=require", "the parameter 'sslmod'"),
-        (f"{ME}db/replay?channel_binding=require", "the parameter 'channel_binding'"),
+        (f"{ME}db/replay?channel_binding=require", "channel_binding to be disable or prefer ("),
+        (f"{ME}db/replay?require_auth=scram-sha-256", "require_auth to be absent (asyncpg"),
+        (f"{ME}db/replay?service=training", "service to be absent (asyncpg"),
+        (f"{ME}db/replay?sslnegotiation=none", "sslnegotiation to be one of postgres, direct"),
         (f"{ME}db/replay?sslmode=always", "sslmode to be one of disable, allow, prefer"),
         (f"{ME}db/replay?target_session_attrs=master", "target_session_attrs to be one of any"),
         (
@@ -78,6 +83,77 @@ async def test_errors_name_the_invalid_part_in_one_line(url: str, expected: str)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in all_error_text(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PGCHANNELBINDING", "require"),
+        ("PGGSSENCMODE", "require"),
+        ("PGHOSTADDR", "127.0.0.1"),
+        ("PGREQUIREAUTH", "scram-sha-256"),
+        ("PGREQUIREPEER", "postgres"),
+        ("PGSERVICE", "training"),
+        ("PGSSLCERTMODE", "require"),
+        ("PGSSLCRLDIR", "/etc/ssl/crl"),
+        ("PGSSLMODE", "always"),
+        ("PGSSLROOTCERT", "/no/root.pem"),
+    ],
+)
+async def test_variables_that_cannot_be_followed_are_refused(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(rdb.InvalidURLError) as caught:
+        await Store.open(f"{ME}db/replay")
+    assert caught.value.field == variable
+    monkeypatch.setenv(variable, "")
+    assert backend_for(f"{ME}db/replay").shown == "postgresql://me:***@db/replay"
+
+
+def test_parameters_of_a_url_precede_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {
+        "PGCHANNELBINDING": "require",
+        "PGCONNECT_TIMEOUT": "7",
+        "PGGSSENCMODE": "prefer",
+        "PGOPTIONS": "-c work_mem=5MB",
+        "PGSSLMODE": "require",
+        "PGSSLNEGOTIATION": "direct",
+        "PGTARGETSESSIONATTRS": "prefer-standby",
+        "PGTZ": "Europe/Berlin",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    url = PostgresqlURL.of(f"{ME}db/replay?channel_binding=disable")
+    assert url.connect_seconds == 7
+    assert url.settings == {"options": "-c work_mem=5MB", "timezone": "Europe/Berlin"}
+    assert url.kinds == ("standby", "any")
+    assert url.direct_tls
+    assert url.dsn == f"{ME}/replay?sslmode=require"
+    assert url.shown == "postgresql://me:***@db/replay?channel_binding=disable"
+    given = "channel_binding=prefer&connect_timeout=3&options=-c%20x.y=1&sslmode=disable"
+    url = PostgresqlURL.of(f"{ME}db/replay?{given}&sslnegotiation=postgres")
+    assert (url.connect_seconds, url.settings["options"]) == (3, "-c x.y=1")
+    assert (url.dsn, url.direct_tls) == (f"{ME}/replay?sslmode=disable", False)
+
+
+async def test_options_of_the_environment_apply_to_every_connection(
+    empty_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with transaction(empty_postgresql_url) as connection:
+        await connection.execute(text("CREATE SCHEMA training"))
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=training")
+    async with Store.open(empty_postgresql_url, migrate=True) as store:
+        await (await store.buffer("math")).put(group())
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=training -c default_transaction_read_only=on")
+    async with Store.open(empty_postgresql_url) as store:
+        buffer = await store.buffer("math")
+        with pytest.raises(rdb.DatabaseReadOnlyError):
+            await buffer.put(group())
+        assert await buffer.count() == 1
+    monkeypatch.delenv("PGOPTIONS")
+    async with transaction(empty_postgresql_url) as connection:
+        found = await connection.scalar(text("SELECT count(*) FROM training.episode_group"))
+    assert found == 1
 
 
 PARTS = ("alpha", "bravo", "carol")

@@ -84,6 +84,7 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection
                 target_session_attrs=kind,
                 timeout=url.connect_seconds,
                 server_settings=dict(settings),
+                direct_tls=url.direct_tls,
                 # Behind PgBouncer each transaction may use another connection of the server.
                 statement_cache_size=100 if url.prepares else 0,
             )

@@ -6,6 +6,7 @@ differently from libpq, refuses what the driver would misread, and hides passwor
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -31,12 +32,72 @@ _SECRETS = {"password", "sslpassword"}
 _FILES = {"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"}
 #: Parameters of the session, which are sent to the server.
 _SESSION = ("application_name", "options")
+#: Parameters that the driver does not know, and their values for what it does anyway.
+_UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "channel_binding": ("disable", "prefer"),
+    "client_encoding": ("auto", "UTF8", "utf8", "UTF-8", "utf-8"),
+    "gssdelegation": ("0",),
+    "gssencmode": ("disable", "prefer"),
+    "hostaddr": (),
+    "load_balance_hosts": ("disable",),
+    "max_protocol_version": ("3.0", "3.2", "latest"),
+    "min_protocol_version": ("3.0",),
+    "require_auth": (),
+    "requirepeer": (),
+    "requiressl": ("0",),
+    "service": (),
+    "sslcertmode": ("allow",),
+    "sslcompression": ("0",),
+    "sslcrldir": (),
+    "sslsni": ("1",),
+}
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
     "target_session_attrs": (
         *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     ),
+    "sslnegotiation": ("postgres", "direct"),
     "pgbouncer": ("true", "false", "prepared"),
+}
+#: Environment variables that set a parameter which is not in the URL. The driver reads the names
+#: of the server and of the user, and the password, itself.
+_VARIABLES: Mapping[str, str] = {
+    "PGAPPNAME": "application_name",
+    "PGCHANNELBINDING": "channel_binding",
+    "PGCLIENTENCODING": "client_encoding",
+    "PGCONNECT_TIMEOUT": "connect_timeout",
+    "PGGSSDELEGATION": "gssdelegation",
+    "PGGSSENCMODE": "gssencmode",
+    "PGGSSLIB": "gsslib",
+    "PGHOSTADDR": "hostaddr",
+    "PGKRBSRVNAME": "krbsrvname",
+    "PGLOADBALANCEHOSTS": "load_balance_hosts",
+    "PGMAXPROTOCOLVERSION": "max_protocol_version",
+    "PGMINPROTOCOLVERSION": "min_protocol_version",
+    "PGOPTIONS": "options",
+    "PGREQUIREAUTH": "require_auth",
+    "PGREQUIREPEER": "requirepeer",
+    "PGREQUIRESSL": "requiressl",
+    "PGSERVICE": "service",
+    "PGSSLCERT": "sslcert",
+    "PGSSLCERTMODE": "sslcertmode",
+    "PGSSLCOMPRESSION": "sslcompression",
+    "PGSSLCRL": "sslcrl",
+    "PGSSLCRLDIR": "sslcrldir",
+    "PGSSLKEY": "sslkey",
+    "PGSSLMAXPROTOCOLVERSION": "ssl_max_protocol_version",
+    "PGSSLMINPROTOCOLVERSION": "ssl_min_protocol_version",
+    "PGSSLMODE": "sslmode",
+    "PGSSLNEGOTIATION": "sslnegotiation",
+    "PGSSLROOTCERT": "sslrootcert",
+    "PGSSLSNI": "sslsni",
+    "PGTARGETSESSIONATTRS": "target_session_attrs",
+}
+#: Environment variables that set a parameter of the session.
+_SETTINGS: Mapping[str, str] = {
+    "PGDATESTYLE": "datestyle",
+    "PGGEQO": "geqo",
+    "PGTZ": "timezone",
 }
 #: Parameters in seconds; 0: no limit. The second is replaydb's own.
 _TIMEOUTS = {"connect_timeout": CONNECT_SECONDS, "frozen_client_timeout": FROZEN_CLIENT_SECONDS}
@@ -46,6 +107,7 @@ _OTHERS = {
     *("ssl_min_protocol_version", "ssl_max_protocol_version"),
 }
 _KNOWN = {"host", "port", "listen", *_TIMEOUTS, *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
+_KNOWN |= _UNSUPPORTED.keys()
 
 
 def as_text(url: str | URL) -> str:
@@ -117,6 +179,7 @@ class PostgresqlURL:
         frozen_seconds: How long a client may pause in a transaction that may hold locks; 0: without
             limit.
         settings: Parameters of the session.
+        direct_tls: Whether a connection begins with TLS, without asking whether the server has it.
         through_pgbouncer: Whether connections go through a PgBouncer that pools transactions.
         prepares: Whether statements are prepared once per connection. Behind PgBouncer that takes
             version 1.21, which prepares them on each connection of the server.
@@ -131,6 +194,7 @@ class PostgresqlURL:
     connect_seconds: float | None
     frozen_seconds: float
     settings: Mapping[str, str]
+    direct_tls: bool
     through_pgbouncer: bool
     prepares: bool
     listen_hosts: tuple[tuple[str, int | None], ...]
@@ -152,6 +216,7 @@ class PostgresqlURL:
         hosts = _hosts(unquote(address) for address in addresses.split(","))
         given = _parameters(parts.query)
         shown_query = {name: value for name, value in given.items() if name not in _SECRETS}
+        given = {**_from_environment(given), **given}
         ports = given.pop("port", "")
         if others := _hosts(given.pop("host", "").split(",")):
             if hosts:
@@ -160,6 +225,11 @@ class PostgresqlURL:
         kind = given.pop("target_session_attrs", None)
         connect_seconds, frozen_seconds = (_seconds(given, name) for name in _TIMEOUTS)
         settings = {name: given.pop(name) for name in _SESSION if name in given}
+        more = ((name, os.environ.get(variable)) for variable, name in _SETTINGS.items())
+        settings |= {name: value for name, value in more if value}
+        direct_tls = given.pop("sslnegotiation", "postgres") == "direct"
+        for name in _UNSUPPORTED:
+            given.pop(name, None)
         pgbouncer = given.pop("pgbouncer", "false")
         listen = given.pop("listen", "")
         if listen and pgbouncer == "false":
@@ -173,6 +243,7 @@ class PostgresqlURL:
             connect_seconds=connect_seconds or None,
             frozen_seconds=frozen_seconds,
             settings=settings,
+            direct_tls=direct_tls,
             through_pgbouncer=pgbouncer != "false",
             prepares=pgbouncer != "true",
             listen_hosts=tuple(_hosts(listen.split(","))),
@@ -218,12 +289,33 @@ def _parameters(query: str) -> dict[str, str]:
             raise _refused("parameters of libpq that are supported", shown)
         if name in given:
             raise _refused("every parameter once", f"{name!r} twice")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise _refused(f"{name} to be one of {', '.join(_CHOICES[name])}", f"another {name}")
-        if name in _FILES and not Path(value).is_file():
-            raise _refused(f"{name} to be an existing file", repr(value))
+        _check("url", name, value)
         given[name] = value
     return given
+
+
+def _from_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that libpq's variables set, except those in the URL."""
+    found = {}
+    for variable, name in _VARIABLES.items():
+        if name not in given and (value := os.environ.get(variable)):
+            _check(variable, name, value)
+            found[name] = value
+    return found
+
+
+def _check(field: str, name: str, value: str) -> None:
+    """Check a parameter of the URL, or a variable, which is then the `field` of an error."""
+    subject = f"{name} to be " if field == "url" else ""
+    if name in _CHOICES and value not in _CHOICES[name]:
+        choices = ", ".join(_CHOICES[name])
+        raise InvalidURLError(field, f"{subject}one of {choices}", f"another {name}")
+    if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
+        choices = " or ".join(_UNSUPPORTED[name]) or "absent"
+        reason = "asyncpg, the driver, supports nothing else"
+        raise InvalidURLError(field, f"{subject}{choices} ({reason})", repr(value))
+    if name in _FILES and not Path(value).is_file():
+        raise InvalidURLError(field, f"{subject}an existing file", repr(value))
 
 
 def _hosts(addresses: Iterable[str]) -> list[tuple[str, int | None]]:
