@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -14,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb import checks
 from replaydb.buffer.waiting import Explain, Waiter
 from replaydb.database import filters
+from replaydb.database.group_commit import Gate
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
@@ -114,13 +114,10 @@ class BufferCore:
         self,
         work: Callable[[Connection, Scope], T],
         end: float | None = None,
-        *,
-        answer_by: float = math.inf,
-        undone: Callable[[], object] | None = None,
+        gate: Gate | None = None,
     ) -> T:
         """Run `work` in one read-write transaction. Arguments as for `Database.write`."""
-        transact = partial(self._database.write, answer_by=answer_by, undone=undone)
-        return await self._transact(work, transact, end)
+        return await self._transact(work, partial(self._database.write, gate=gate), end)
 
     async def _transact(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, get_args
@@ -27,7 +28,7 @@ from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_
 from replaydb.database.repository.incremental_groups import Addition
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
-from replaydb.database.repository.packs import PackGoneError
+from replaydb.database.repository.packs import PackGoneError, record_unused
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
@@ -345,11 +346,8 @@ class Putting(BufferCore):
         self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
         def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
-            with gate:
-                outcomes = puts.put(connection, scope, self._known_tasks, several)
-            refused = all(isinstance(outcome, ReplayDBError) for outcome in outcomes)
-            # A new pack is recorded even then, so that a retry does not write it again.
-            if refused and all(part.pack is None or part.pack.is_committed for part in payloads):
+            outcomes = puts.put(connection, scope, self._known_tasks, several)
+            if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
 
@@ -358,7 +356,12 @@ class Putting(BufferCore):
             outcomes = await self._store(payloads, work, gate, end)
         except _RefusedError as refused:
             return refused.outcomes
-        self._known_tasks |= {record.task_name for put in several for record in put.records}
+        self._known_tasks |= {
+            record.task_name
+            for put, outcome in zip(several, outcomes, strict=True)
+            if not isinstance(outcome, ReplayDBError)
+            for record in put.records
+        }
         self._database.signal.announce()
         return outcomes
 
@@ -368,7 +371,7 @@ class Putting(BufferCore):
         def work(connection: Connection, scope: Scope) -> list[GroupStatus | ReplayDBError]:
             found = incremental_groups.targets(connection, scope.buffer_id, several)
             names = {row.task_name for row in found.values()}
-            with gate, tasks_locked(connection, scope, names) as buffer:
+            with tasks_locked(connection, scope, names) as buffer:
                 return incremental_groups.add(
                     buffer, {uid: row.id for uid, row in found.items()}, several
                 )
@@ -391,11 +394,19 @@ class Putting(BufferCore):
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                result = await self._write(work, end, answer_by=gate.answer_by, undone=gate.open)
+                result = await self._write(work, end, gate)
             except PackGoneError as error:
                 for pack in packs:
                     pack.is_gone = not pack.is_committed or pack.id in error.ids
                 continue
+            except _RefusedError:
+                # A new pack is recorded even so: it is removed later, unless a retry uses it.
+                if any(not pack.is_committed for pack in packs):
+                    with suppress(PackGoneError):
+                        await self._write(lambda it, _: record_unused(it, payloads), end)
+                        for pack in packs:
+                            pack.is_committed = True
+                raise
             for pack in packs:
                 pack.is_committed = True
             if packs:

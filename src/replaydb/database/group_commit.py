@@ -56,8 +56,8 @@ class _Waiting(Generic[Item, Result]):
 class Gate:
     """Decides whether callers may still withdraw from the running transaction.
 
-    The work of the transaction, which may run in another thread, enters the gate. When the work has
-    ended, the gate is closed: callers must then wait for the outcome of the commit.
+    The transaction, which may run in another thread, closes the gate just before COMMIT is sent:
+    callers must then wait for the outcome.
     """
 
     def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
@@ -71,17 +71,12 @@ class Gate:
         return min(caller.end for caller in self._batch)
 
     def open(self) -> None:
-        """Let callers withdraw. Call it when an attempt begins, or has ended without a commit."""
+        """Let callers withdraw again. Call it when an attempt has ended without a commit."""
         with self._lock:
             self._is_open = True
 
-    def __enter__(self) -> None:
-        self.open()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the gate, or raise `WithdrawnError` if callers have withdrawn."""
-        if kind is not None:
-            return
+    def close(self) -> None:
+        """Let no more callers withdraw, or raise `WithdrawnError` if some have."""
         with self._lock:
             if any(caller.answer.cancelled() for caller in self._batch):
                 raise WithdrawnError
@@ -112,8 +107,8 @@ class _Running(Generic[Item, Result]):
             self.task.cancel()
 
 
-#: Runs items in one transaction until a deadline, and enters the gate in every attempt. Returns the
-#: result or the error of each item.
+#: Runs items in one transaction until a deadline, and closes the gate before each COMMIT. Returns
+#: the result or the error of each item.
 Commit = Callable[[Sequence[Item], Gate, float], Awaitable[Sequence[Result | Exception]]]
 
 

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from replaydb.cancellation import run_to_completion
 from replaydb.database import revisions
 from replaydb.database.engines.protocol import Backend, LostRaceError, Pinned, T, Work
+from replaydb.database.group_commit import Gate
 from replaydb.errors import (
     DatabaseError,
     DatabaseReadOnlyError,
@@ -101,8 +102,7 @@ class Database:
         work: Work[T],
         *,
         end: float | None = None,
-        answer_by: float = math.inf,
-        undone: Callable[[], object] | None = None,
+        gate: Gate | None = None,
     ) -> T:
         """Run `work` in one read-write transaction, and commit it.
 
@@ -113,9 +113,8 @@ class Database:
         Args:
             work: Runs statements and processes their rows, perhaps in another thread.
             end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
-            answer_by: Time of the event loop by which a caller needs the result of the commit.
-            undone: Called whenever the transaction is known to have stored nothing, perhaps in
-                another thread.
+            gate: Closed before each COMMIT, and opened whenever the transaction is known to have
+                stored nothing. Its `answer_by` is a time of the event loop of the caller.
 
         Raises:
             DatabaseReadOnlyError: The store was opened read-only.
@@ -124,8 +123,11 @@ class Database:
             DatabaseError: The driver's error, typed; nothing was stored.
             StoreClosedError: The database was closed.
         """
-        end, answer_by = self._there(end), self.backend.loop_time(answer_by)
-        return await self._run(self._write(work, end, answer_by, undone))
+        end = self._there(end)
+        if gate is None:
+            return await self._run(self._write(work, end))
+        answer_by = self.backend.loop_time(gate.answer_by)
+        return await self._run(self._write(work, end, answer_by, gate.open, gate.close))
 
     async def write_then_read(
         self,
@@ -155,7 +157,8 @@ class Database:
             is_needed: Whether to read, given the result of `work`.
             num_bytes: Number of bytes to read, given the result of `work`. Sets the default `end`.
             end: As in `write`.
-            undone: As in `write`.
+            undone: Called whenever the transaction is known to have stored nothing, perhaps in
+                another thread.
 
         Returns:
             The result of `work`, and that of `read`, or None if that was not needed.
@@ -173,6 +176,7 @@ class Database:
         end: float | None,
         answer_by: float = math.inf,
         undone: Callable[[], object] | None = None,
+        committing: Callable[[], object] | None = None,
         *,
         begin_to_read: Callable[[T], Awaitable[Pinned]] | None = None,
         is_needed: Callable[[T], bool] = bool,
@@ -190,7 +194,9 @@ class Database:
                         self._connected(self._writer, call.end) as connection,
                     ):
                         if begin_to_read is None:
-                            return await backend.finish(connection, work, call.end, answer_by)
+                            return await backend.finish(
+                                connection, work, call.end, answer_by, committing=committing
+                            )
                         result = await backend.finish(
                             connection, work, call.end, answer_by, unless=is_needed
                         )

@@ -16,8 +16,9 @@ from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
 from replaydb.database import schema
 from replaydb.database.engines.protocol import LostRaceError
 from support.connections import transaction
-from support.groups import group, groups, long_group
+from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
+from support.postgres import PostgresServer
 from support.tables import table_sizes
 
 
@@ -286,3 +287,32 @@ async def test_cancelling_at_any_moment_leaves_groups_whole_or_absent(
     await check_invariants(url)
     for engine in (store._database._writer, store._database._reader):
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["put", "add_episode"])
+async def test_a_put_that_times_out_before_its_commit_is_not_stored(
+    postgresql_url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A lock that another client holds stops its last statement; COMMIT was not sent."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.open_group("gsm8k", "open", 2)
+        async with transaction(postgresql_url) as holder:
+            table = schema.run if call == "put" else schema.commit_proof
+            await holder.execute(select(table).with_for_update())
+            late: Coroutine[Any, Any, object] = (
+                buffer.put(group("late"), timeout=600)
+                if call == "put"
+                else buffer.add_episode("open", episode(), timeout=600)
+            )
+            started = asyncio.create_task(late)
+            await postgres.until_blocked(postgresql_url)
+            monkeypatch.setattr(loop, "time", lambda: now() + 600)
+            with pytest.raises(rdb.DatabaseUnavailableError, match="nothing was stored") as caught:
+                await started
+            assert type(caught.value) is rdb.DatabaseUnavailableError
+        assert await buffer.count(where=rdb.col.num_episodes > 0) == 0
+        assert await buffer.put(group("late"))
+    await check_invariants(postgresql_url)

@@ -58,14 +58,14 @@ REFUSALS = {
         [group("new", "a"), long_group("wide", 51, "a")],
     ),
     "a priority without weight": Refusal(rdb.InvalidInputError, FULL | BEST, WEIGHTLESS, 1),
-    "a queue": Refusal(rdb.RateLimitedError, {"rate_limit": rdb.Queue(3)}, [group("new", "a")]),
+    "a queue": Refusal(rdb.RateLimitedError, {"rate_limit": rdb.Queue(3)}, [group("new", "c")]),
     "puts ahead of draws": Refusal(
         rdb.RateLimitedError,
         {"rate_limit": rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=2.0)},
         [group("new", "a")],
     ),
     "a uid that is taken": Refusal(
-        rdb.DuplicateGroupError, FULL, [group("new", "a"), group("a-0", "a")]
+        rdb.DuplicateGroupError, FULL, [group("new", "c"), group("a-0", "a")]
     ),
     "a longer one for the same uid": Refusal(
         rdb.BufferFullError,
@@ -121,6 +121,31 @@ async def test_nothing_of_it_is_left(
     assert not any(row["live_parts"] for row in after["pack"] if row["id"] not in packs)
     after["pack"] = [row for row in after["pack"] if row["id"] in packs]
     assert before | {"cursor": []} == after | {"cursor": []}
+
+
+@pytest.mark.parametrize(("engine_name", "layout"), in_turn(["inside", "outside"]))
+async def test_a_put_that_is_refused_alone_is_rolled_back(
+    store: Store, url: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also its new task, and what it evicted for a lowered capacity."""
+    buffer = await store.buffer("math")
+    await buffer.put([group(f"a-{i}", "a") for i in range(3)])
+    await buffer.lease(2, rdb.Lifo(), ttl=600)
+    await buffer.update_settings(capacity=Capacity(groups=2))
+    before = await _tables(url)
+    tries = _transactions(monkeypatch)
+    put = asyncio.create_task(buffer.put(long_group("new", 9, "b"), timeout=60))
+    while len(tries) < 3:
+        await buffer.update_settings(capacity=Capacity(groups=2, tokens=1000 + len(tries)))
+    after = await _tables(url)
+    # Its pack is recorded, so that it will be removed. The retries use it.
+    assert len(after.pop("pack")) - len(before.pop("pack")) == (layout == "outside")
+    del before["buffer"], after["buffer"]
+    assert before == after
+    await buffer.update_settings(capacity=None)
+    [group_id] = await put
+    assert (await buffer.get([group_id]))[0].task_name == "b"
+    assert len((await _tables(url))["pack"]) == 2 * (layout == "outside")
 
 
 def _transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -247,6 +247,7 @@ class PostgresqlBackend:
         answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
+        committing: Callable[[], object] | None = None,
     ) -> T:
         """Run work, then commit. An error of work may be due to lost commits, so check for them."""
         try:
@@ -255,7 +256,7 @@ class PostgresqlBackend:
             await self._check_after(connection, error, end)
             raise
         if unless is None or not unless(result):
-            await self.commit(connection, end, answer_by)
+            await self.commit(connection, end, answer_by, committing=committing)
         return result
 
     async def commit(
@@ -264,6 +265,7 @@ class PostgresqlBackend:
         end: float,
         answer_by: float,
         pinned: Pinned | None = None,
+        committing: Callable[[], object] | None = None,
     ) -> None:
         """Prove and commit. If the answer is lost, read the outcome on another connection."""
         try:
@@ -276,6 +278,8 @@ class PostgresqlBackend:
             raise self._has_lost_commits()
         if pinned is not None:
             await pinned()
+        if committing is not None:
+            committing()
         transaction = postgresql_commits.transaction_of(connection)
         try:
             await self._commit(connection, transaction, end, answer_by)

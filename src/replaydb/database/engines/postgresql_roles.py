@@ -41,8 +41,9 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
         _MAINTENANCE,
         {
             name: {"INSERT": ()}
-            for name in ("task", "episode_group", "payload", "transcript", "episode", "pack")
+            for name in ("episode_group", "payload", "transcript", "episode", "pack")
         },
+        {"task": {"INSERT": (), "DELETE": ()}},  # a new one that only a refused put names
     ),
     "trainer": (
         _MAINTENANCE,

@@ -131,8 +131,12 @@ class Backend(Protocol):
         answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
+        committing: Callable[[], object] | None = None,
     ) -> T:
-        """Run work and commit, in one step. Do not commit if `unless` is true for the result."""
+        """Run work and commit, in one step. Do not commit if `unless` is true for the result.
+
+        `committing` is called just before COMMIT. If it raises an error, nothing is stored.
+        """
 
     async def commit(
         self,

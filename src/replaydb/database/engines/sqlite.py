@@ -186,12 +186,15 @@ class SqliteBackend:
         answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
+        committing: Callable[[], object] | None = None,
     ) -> T:
         """Run work and COMMIT in the thread of the connection."""
 
         def whole(connection: Connection) -> T:
             result = work(connection)
             if unless is None or not unless(result):
+                if committing is not None:
+                    committing()
                 connection.commit()
             return result
 

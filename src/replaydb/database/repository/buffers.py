@@ -193,8 +193,12 @@ def task_names(connection: Connection, buffer_id: int) -> list[str]:
 
 def ensure_tasks(
     connection: Connection, buffer_id: int, name: str, wanted: Collection[str]
-) -> None:
-    """Insert the tasks that the buffer does not have yet. Call it before any task is locked."""
+) -> list[str]:
+    """Insert the tasks that the buffer does not have yet. Call it before any task is locked.
+
+    Returns:
+        The names of these tasks.
+    """
     settings = (state(connection, buffer_id, name, lock=True)).settings
     existing = task_names(connection, buffer_id)
     missing = [task_name for task_name in wanted if task_name not in existing]
@@ -224,6 +228,7 @@ def ensure_tasks(
                 for task_name in missing
             ],
         )
+    return missing
 
 
 def available(connection: Connection, buffer_id: int) -> dict[str, int]:

@@ -183,6 +183,17 @@ def settle(shares: Shares, counted: Shares, payloads: Iterable[PayloadRecord]) -
             shares.setdefault(one.pack.id, Share()).add(len(one.data))
 
 
+def record_unused(connection: Connection, payloads: Iterable[PayloadRecord]) -> None:
+    """Insert rows for packs that have none, marked for deletion.
+
+    Raises:
+        PackGoneError: A pack may have been removed as an orphan.
+    """
+    shares: Shares = {}
+    settle(shares, enter(connection, payloads), ())
+    save(connection, shares, lambda: datetime.now(UTC))
+
+
 def release(connection: Connection, ids: Sequence[int], shares: Shares) -> None:
     """Delete the payloads of groups, and subtract them from the live parts of packs."""
     rows: Any = execute(connection, release_payloads(ids))

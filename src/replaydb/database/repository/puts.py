@@ -39,6 +39,7 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
+from replaydb.database.statements.task import delete_tasks
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
@@ -95,8 +96,11 @@ def put(
     if not has_children:
         _insert_children(connection, early, new)
     task_names = {record.task_name for put in puts for record in put.records}
+    new_tasks: set[str] = set()  # only of puts that are refused, in the end
     if unseen := task_names - known_tasks:
-        buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
+        new_tasks.update(
+            buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
+        )
     # What is overwritten may be of any task.
     anywhere = any(
         put.on_duplicate in _OVERWRITING and record.uid in found
@@ -120,10 +124,14 @@ def put(
                     raise  # what it has written, and deleted, goes with the transaction
                 session.delete_children(put)
                 outcomes.append(error)
+            else:
+                new_tasks.difference_update(record.task_name for record in put.records)
         if counted or any(part.pack for part in payloads):
             taken = [part for record in session.accepted for part in record.payloads]
             packs.settle(buffer.shares, counted, taken)
         session.flush()
+        if new_tasks and not all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
+            execute(connection, delete_tasks(buffer.id, sorted(new_tasks)))
     return outcomes
 
 

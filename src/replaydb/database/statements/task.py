@@ -8,12 +8,14 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     ColumnElement,
+    Delete,
     Insert,
     Select,
     Update,
     and_,
     bindparam,
     case,
+    delete,
     false,
     func,
     insert,
@@ -54,6 +56,12 @@ def select_task_names(buffer_id: int) -> Select[str]:
 def insert_tasks() -> Insert:
     """Insert tasks, given as dicts of their columns."""
     return insert(task)
+
+
+@prepared
+def delete_tasks(buffer_id: Any, names: Any) -> Delete:
+    """Delete tasks by name, which have no groups."""
+    return delete(task).where(task.c.buffer_id == buffer_id, among(task.c.task_name, names))
 
 
 @prepared
