@@ -118,7 +118,12 @@ def reward(field: str, value: object) -> float:
     verdict = scalar(value)
     if isinstance(verdict, bool):
         return float(verdict)
-    return number(field, verdict, least=-FLOAT32_MAX, most=FLOAT32_MAX)
+    return float32(field, verdict)
+
+
+def float32(field: str, value: object) -> float:
+    """Check for a number in the range of float32, the dtype that it has in tensors."""
+    return number(field, value, least=-FLOAT32_MAX, most=FLOAT32_MAX)
 
 
 def priority(field: str, value: object) -> float:

@@ -316,7 +316,20 @@ PADDED: dict[str, Any] = {
             "a finite number from -3.40282e+38 to 3.40282e+38, or NaN",
             "1e+39",
         ),
-        (FLAT, {"advantages": [1, -np.inf]}, "advantages[1]", "a finite number, or NaN", "-inf"),
+        (
+            FLAT,
+            {"advantages": [1, -np.inf]},
+            "advantages[1]",
+            "a finite number from -3.40282e+38 to 3.40282e+38, or NaN",
+            "-inf",
+        ),
+        (
+            FLAT,
+            {"advantages": [1, 1e39]},
+            "advantages[1]",
+            "a finite number from -3.40282e+38 to 3.40282e+38, or NaN",
+            "1e+39",
+        ),
         (FLAT, {"advantages": 1.0}, "advantages", "shape [2], one per episode", "shape []"),
         (FLAT, {"rewards": [[1], [2]]}, "rewards", "real numbers, shape [2]", "shape [2, 1]"),
         (

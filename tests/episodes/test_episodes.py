@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from replaydb.episodes import Episode, Turn
+from replaydb.episodes import Episode, EpisodeGroup, Turn
 from replaydb.errors import InvalidInputError
 
 PROMPT, RESPONSE = [1, 2, 3], [4, 5, 6, 7]
@@ -203,10 +203,17 @@ def test_big_endian_becomes_little_with_the_same_bits() -> None:
         assert array.view(np.uint32).tolist() == [0x7FA00001, 0x3F800000]
 
 
-def test_float64_logprobs_beyond_float32_become_infinite() -> None:
-    logprobs = completion(logprobs=[-1e300, 0.0, 0.0, 0.0]).logprobs
-    assert logprobs is not None
-    assert logprobs[3] == -math.inf
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_a_logprob_of_minus_infinity_was_not_recorded(dtype: str) -> None:
+    given = torch.tensor([-math.inf, -0.5, math.nan, -1.0], dtype=getattr(torch, dtype))
+    turn = Turn(prompt_ids=[1, 2, 3], response_ids=[1, 2, 3, 4], logprobs=given)
+    columns = EpisodeGroup.from_arrays(
+        "t", token_ids=[[1, 2, 3, 4]], lengths=[4], prompt_lengths=[0], logprobs=given[None]
+    )
+    for one in (completion(logprobs=given), turn, columns.episodes[0]):
+        assert one.logprobs is not None
+        assert not one.logprobs.flags.writeable
+        assert str(one.logprobs[-4:].tolist()) == "[nan, -0.5, nan, -1.0]"
 
 
 def test_arrays_are_read_only_copies() -> None:
@@ -349,6 +356,7 @@ def test_invalid_combinations_of_arguments(
 
 LOW_HIGH = "an integer from -2147483648 to 2147483647"
 A_NUMBER = "a finite number"
+OF_FLOAT32 = "numbers in the range of float32"
 A_REWARD = "a finite number >= -3.40282e+38 and <= 3.40282e+38"
 ARRAY = "a bool, integer or float array"
 
@@ -380,7 +388,17 @@ ARRAY = "a bool, integer or float array"
         ),  # infinite in float32
         ({"reward": "1"}, "reward", A_REWARD, "'1'"),
         ({"reward": np.zeros(1)}, "reward", A_REWARD, "array([0.])"),
-        ({"advantage": -math.inf}, "advantage", A_NUMBER, "-inf"),
+        ({"advantage": -math.inf}, "advantage", A_REWARD, "-inf"),
+        ({"advantage": 1e39}, "advantage", A_REWARD, "1e+39"),
+        ({"logprobs": [-1e39, 0.0, 0.0, 0.0]}, "logprobs", OF_FLOAT32, "-1e+39"),
+        ({"logprobs": [-math.inf, 1e39, 0.0, 0.0]}, "logprobs", OF_FLOAT32, "1e+39"),
+        ({"logprobs": [math.inf] * 4}, "logprobs", "finite numbers, -inf or NaN", "inf"),
+        (
+            {"token_extras": {"token_rewards": [1.0, -1e39, 0.0, 0.0]}},
+            "token_extras['token_rewards']",
+            OF_FLOAT32,
+            "-1e+39",
+        ),
         ({"policy_version": 1.0}, "policy_version", "an integer", "1.0"),
         ({"policy_version": True}, "policy_version", "an integer", "True"),
         ({"policy_version": 2**31}, "policy_version", LOW_HIGH, "2147483648"),
@@ -449,7 +467,15 @@ def test_circular_metadata_is_refused() -> None:
         ({"loss_mask": [2]}, "loss_mask", "bools, or integers 0 and 1", "2"),
         ({"token_rewards": [1.0, 2.0]}, "token_rewards", "shape [1]", "shape [2]"),
         ({"token_rewards": [math.nan]}, "token_rewards", "finite numbers", "nan"),
-        ({"token_rewards": [1e300]}, "token_rewards", "finite numbers", "inf"),
+        ({"token_rewards": [math.inf]}, "token_rewards", "finite numbers", "inf"),
+        ({"token_rewards": [1e300]}, "token_rewards", OF_FLOAT32, "1e+300"),
+        (
+            {"response_ids": [1, 2], "token_rewards": [3e38, 3e38]},
+            "token_rewards",
+            A_REWARD,
+            "6.0000000109955115e+38",
+        ),
+        ({"logprobs": [-1e39]}, "logprobs", OF_FLOAT32, "-1e+39"),
         (
             {"token_rewards": [0.5], "reward": 0.50001},
             "reward",

@@ -82,10 +82,12 @@ def test_groups_round_trip_to_the_same_bytes(
 def test_floats_round_trip_to_the_bit(tmp_path: Path, kind: Format) -> None:
     """All kinds of NaN, infinities, and both zeros."""
     odd = [0x7FC00001, 0x7F800001, 0x7FC00000, 0xFFC00000, 0x7F800000, 0xFF800000, 0x80000000, 1]
-    logprobs = np.array(odd, np.uint32).view(np.float32)
+    numbers = np.array(odd, np.uint32).view(np.float32)
+    logprobs = np.where(np.isinf(numbers), np.float32(-0.5), numbers)  # which are not infinite
     from replaydb import Episode
 
-    extras = {"token_rewards": np.full(8, 1e300)}  # the column of that name is float32
+    # The column of that name is float32.
+    extras = {"token_rewards": np.full(8, 0.1), "values": numbers}
     given = EpisodeGroup(
         "math",
         [
@@ -127,6 +129,9 @@ def test_parquet_is_compressed_and_typed(tmp_path: Path) -> None:
         {"logprobs": ["nothing"] * 5},
         {"logprobs": ["12"] * 5},
         {"logprobs": [None] * 5},
+        {"logprobs": ["NaN", -1e39, 0.0, 0.0, 0.0]},
+        {"logprobs": [-1e39, 0.0, 0.0, 0.0, 0.0]},
+        {"advantage": 1e39},
         {"token_ids": [1.5] * 5},
         {"token_ids": ["1"] * 5},
         {"token_ids": [2**40] * 5},

@@ -39,7 +39,8 @@ def arrays(length: int | None) -> st.SearchStrategy[Array]:
 
 
 def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
-    bits = st.sampled_from(NAN_BITS) | st.integers(0, 2**32 - 1)
+    any_bits = st.integers(0, 2**32 - 1).filter(lambda bits: bits & 0x7FFFFFFF != 0x7F800000)
+    bits = st.sampled_from(NAN_BITS) | any_bits  # infinity is not stored
     values = st.lists(bits, min_size=length, max_size=length)
     return values.map(lambda raw: np.array(raw, np.uint32).view(np.float32))
 

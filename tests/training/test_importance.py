@@ -73,10 +73,13 @@ def test_truncated_and_clipped() -> None:
         importance.truncated(ratios, 0.0)
 
 
-def test_missing_behaviour_logprobs_are_refused() -> None:
-    behaviour = torch.full((2, 3), math.nan)
+@pytest.mark.parametrize("missing", [math.nan, -math.inf, math.inf])
+def test_missing_behaviour_logprobs_are_refused(missing: float) -> None:
+    behaviour = torch.full((2, 3), missing)
     with pytest.raises(InvalidInputError, match="not recorded"):
         importance.token_ratios(LOGPROBS, behaviour, MASK)
+    with pytest.raises(InvalidInputError, match="not recorded"):
+        importance.off_policyness(LOGPROBS, behaviour, MASK)
     with pytest.raises(InvalidInputError, match="one shape"):
         importance.token_ratios(LOGPROBS, BEHAVIOUR[:1], MASK)
 
@@ -120,3 +123,11 @@ def test_off_policyness() -> None:
     assert found["kl/k1"] == pytest.approx(0.0)
     assert found["kl/k3"] == pytest.approx((ratios - 1 - np.log(ratios)).mean(), rel=1e-6)
     assert importance.off_policyness(LOGPROBS, BEHAVIOUR, MASK & False) == {}
+
+
+def test_the_effective_sample_size_of_huge_ratios() -> None:
+    """Squares of ratios may be beyond doubles."""
+    logprobs = torch.zeros(1, 4)
+    behaviour = torch.tensor([[-400.0, -400.0, -1.0, -1.0]])
+    found = importance.off_policyness(logprobs, behaviour, torch.ones(1, 4, dtype=torch.bool))
+    assert found["ratio/ess"] == pytest.approx(0.5)

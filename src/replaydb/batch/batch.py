@@ -272,4 +272,6 @@ def _one_each(field: str, values: ArrayLike | None, count: int) -> NDArray[np.fl
         raise InvalidInputError(field, "numbers", repr(error)) from error
     if given.shape != (count,):
         raise InvalidInputError(field, f"shape [{count}]", f"shape {list(given.shape)}")
+    if (beyond := abs(given) > checks.FLOAT32_MAX).any():  # in tensors they are float32
+        raise InvalidInputError(field, "numbers in the range of float32, or NaN", given[beyond][0])
     return given

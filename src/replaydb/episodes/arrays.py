@@ -83,13 +83,38 @@ def to_bool(field: str, value: ArrayLike) -> NDArray[np.bool_]:
 
 
 def to_float32(field: str, value: ArrayLike) -> NDArray[np.float32]:
-    """Return floats [N] as a read-only float32 copy. float64 is rounded."""
+    """Return floats [N] as a read-only float32 copy. float64 is rounded.
+
+    Raises:
+        InvalidInputError: The value is no vector of floats, or a number is beyond float32.
+    """
     array = _vector(field, value)
     is_int_list = isinstance(value, list | tuple) and array.dtype.kind in "iu"
     if array.size and array.dtype.kind != "f" and not is_int_list:
         raise InvalidInputError(field, "floats", f"dtype {array.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
-        return frozen(array, "<f4")
+        found = frozen(array, "<f4")
+    beyond = np.isinf(found)
+    if beyond.any() and (beyond & np.isfinite(array)).any():
+        actual = float(array[beyond & np.isfinite(array)][0])
+        raise InvalidInputError(field, "numbers in the range of float32", actual)
+    return found
+
+
+def to_logprobs(value: ArrayLike) -> NDArray[np.float32]:
+    """Return logprobs [N] as a read-only float32 copy. -inf becomes NaN, which is not recorded.
+
+    A sampled token has a logprob above -inf, and with -inf its importance ratio is infinite.
+
+    Raises:
+        InvalidInputError: As for `to_float32`, or a logprob is infinite and positive.
+    """
+    found = to_float32("logprobs", value)
+    if not np.isinf(found).any():
+        return found
+    if np.isposinf(found).any():
+        raise InvalidInputError("logprobs", "finite numbers, -inf or NaN", np.inf)
+    return fixed(np.where(np.isneginf(found), np.float32(np.nan), found))
 
 
 def to_array(field: str, value: ArrayLike) -> Array:
@@ -127,17 +152,23 @@ def to_arrays(
     """Apply `to_array` to named arrays. None becomes empty.
 
     Raises:
-        InvalidInputError: A name is `taken` or invalid, or an array cannot be stored.
+        InvalidInputError: A name is `taken` or invalid, or an array cannot be stored, or a token
+            reward is beyond float32.
     """
     if arrays is None:
         return {}
     if not isinstance(arrays, Mapping):
         raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
     check_names(field, arrays, taken)
-    return {
+    found = {
         checks.name(f"{field} name", name): to_array(f"{field}[{name!r}]", array)
         for name, array in arrays.items()
     }
+    rewards = found.get("token_rewards") if field == "token_extras" else None
+    if isinstance(rewards, np.ndarray) and rewards.dtype.str[1:] == "f8":
+        # Merged turns and tables for analysis have them as float32.
+        to_float32("token_extras['token_rewards']", rewards.reshape(-1))
+    return found
 
 
 def fixed(array: _A) -> _A:

@@ -24,8 +24,8 @@ from replaydb.episodes.arrays import (
     to_array,
     to_arrays,
     to_bool,
-    to_float32,
     to_int32,
+    to_logprobs,
 )
 from replaydb.episodes.context import GroupContext
 from replaydb.episodes.episode import CORE_FIELDS
@@ -68,8 +68,8 @@ def flat_from_arrays(
     return FlatEpisodes(
         lengths=rows.lengths,
         prompt_lengths=rows.prompt_lengths,
-        rewards=_scalars("rewards", rewards, count, checks.FLOAT32_MAX),
-        advantages=_scalars("advantages", advantages, count, np.inf),
+        rewards=_scalars("rewards", rewards, count),
+        advantages=_scalars("advantages", advantages, count),
         versions=_scalar_versions(policy_versions, token_versions is not None, count),
         has_logprobs=np.full(count, logprobs is not None),
         has_token_versions=has_versions,
@@ -77,7 +77,7 @@ def flat_from_arrays(
         loss_mask=mask,
         logprobs=None
         if logprobs is None
-        else to_float32("logprobs", rows.flat("logprobs", to_array("logprobs", logprobs))),
+        else to_logprobs(rows.flat("logprobs", to_array("logprobs", logprobs))),
         token_versions=versions,
         token_extras={
             name: rows.flat(f"token_extras[{name!r}]", array) for name, array in per_token.items()
@@ -268,8 +268,8 @@ def _scalar_versions(value: ArrayLike | None, per_token: bool, count: int) -> ND
     return versions.astype(np.int64)
 
 
-def _scalars(field: str, value: ArrayLike | None, count: int, most: float) -> NDArray[np.float64]:
-    """Return a number of each episode, float64 [E]; NaN if there is none."""
+def _scalars(field: str, value: ArrayLike | None, count: int) -> NDArray[np.float64]:
+    """Return a number of each episode in the range of float32, float64 [E]; NaN if it has none."""
     if value is None:
         return np.full(count, np.nan)
     array = _rows_of(field, to_array(field, value), count)
@@ -280,11 +280,12 @@ def _scalars(field: str, value: ArrayLike | None, count: int, most: float) -> ND
             field, f"real numbers, shape [{count}]", f"{array.dtype}, {shape_of(array)}"
         )
     numbers = array.astype(np.float64)
-    wrong = ~((abs(numbers) <= most) & np.isfinite(numbers)) & ~np.isnan(numbers)
+    most = checks.FLOAT32_MAX
+    wrong = abs(numbers) > most
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        limit = "" if most == np.inf else f" from {-most:g} to {most:g}"
-        raise InvalidInputError(f"{field}[{i}]", f"a finite number{limit}, or NaN", numbers[i])
+        expected = f"a finite number from {-most:g} to {most:g}, or NaN"
+        raise InvalidInputError(f"{field}[{i}]", expected, numbers[i])
     return numbers
 
 

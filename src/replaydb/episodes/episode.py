@@ -18,7 +18,7 @@ from replaydb.episodes.arrays import (
     named_arrays,
     spread,
     spread_named,
-    to_float32,
+    to_logprobs,
     to_versions,
 )
 from replaydb.episodes.rows import row_of_response, row_of_tokens, row_of_turns
@@ -43,13 +43,14 @@ class Episode:
             with [R] the prompt is False. Default with `prompt_ids` and `response_ids`: all response
             tokens.
         logprobs: Behaviour logprobs, float32 [T], or None if not recorded. Pass [T] or [R]; with
-            [R] the prompt has 0.0. NaN is allowed. Other float types are converted.
+            [R] the prompt has 0.0. NaN means not recorded, and so does -inf, which becomes NaN.
+            Other float types are converted.
         prompt_length: Number of tokens before the (first) response. With `token_ids`: the number of
             leading False in `loss_mask`.
         reward: A number in the range of float32, or None. Default with `turns`: the sum of their
             rewards. When turns are merged, every row gets this reward; rewards of single turns are
             in `token_extras["token_rewards"]` of the rows.
-        advantage: A finite number, or None.
+        advantage: A number in the range of float32, or None.
         policy_version: Policy version that generated the episode; or int32 [T], one per token; or
             None if unknown. Pass [T] or [R]; with [R] the prompt gets the lowest version. Default
             with `turns`: their versions, or None if one of them is unknown. If no turn has a
@@ -128,7 +129,7 @@ class Episode:
             logprobs=_logprobs(row.logprobs, total, response),
             prompt_length=row.prompt_length,
             reward=checks.optional(checks.reward, "reward", reward),
-            advantage=checks.optional(checks.number, "advantage", advantage),
+            advantage=checks.optional(checks.float32, "advantage", advantage),
             policy_version=to_versions(row.policy_version, total, response),
             finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
             token_extras={
@@ -200,4 +201,4 @@ CORE_FIELDS = frozenset(f.name for f in fields(Episode)) | {"prompt_ids", "respo
 def _logprobs(value: ArrayLike, total: int, response: int | None) -> Array | None:
     if value is None:
         return None
-    return spread("logprobs", to_float32("logprobs", value), total, response)
+    return spread("logprobs", to_logprobs(value), total, response)

@@ -155,7 +155,7 @@ class EpisodeGroup:
                 tokens.
             logprobs: Behaviour logprobs, floats. NaN is allowed.
             rewards: Numbers [E] in the range of float32; NaN if there is none.
-            advantages: Numbers [E]; NaN if there is none.
+            advantages: Numbers [E] in the range of float32; NaN if there is none.
             policy_versions: Policy version that generated the episodes: an integer, or integers
                 [E].
             token_versions: Policy version of each token, integers, instead of `policy_versions`.

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.episodes import Episode
-from replaydb.episodes.arrays import Array, Versions, bits, concatenate_named, dtype_name, from_bits
+from replaydb.episodes.arrays import (
+    Array,
+    Versions,
+    bits,
+    concatenate_named,
+    dtype_name,
+    from_bits,
+    to_float32,
+)
 from replaydb.episodes.rows import TOKEN_REWARDS, joint_logprobs, joint_tokens, joint_versions
 from replaydb.episodes.turns import Turn
 from replaydb.errors import InvalidInputError
@@ -280,7 +288,7 @@ def _finish_reason(last: _Step) -> str | None:
 
 def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> NDArray[np.float32]:
     """Return the rewards of the tokens of a row, float32 [T]. `sizes`: new tokens per turn."""
-    rewards = np.zeros(sum(sizes), np.float32)
+    rewards = np.zeros(sum(sizes))
     end = 0
     for turn, size in zip(turns, sizes, strict=True):
         end += size
@@ -290,5 +298,4 @@ def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> NDArray[np.fl
             in_loss = np.flatnonzero(turn.loss_mask)
             behind = len(turn.loss_mask) - int(in_loss[-1]) if len(in_loss) else 1
             rewards[max(end - behind, 0)] += turn.reward
-    rewards.setflags(write=False)
-    return rewards
+    return to_float32(TOKEN_REWARDS, rewards)

@@ -21,6 +21,7 @@ from replaydb.episodes.arrays import (
     to_bool,
     to_float32,
     to_int32,
+    to_logprobs,
     to_versions,
 )
 from replaydb.errors import InvalidInputError
@@ -37,7 +38,7 @@ class Turn:
         response_ids: Action tokens, int32 [R].
         loss_mask: Which action tokens to train on, bool [R]. Default: all.
         logprobs: Behaviour logprobs of the action tokens, float32 [R], or None if not recorded.
-            None is not the same as empty.
+            None is not the same as empty. NaN and -inf as in `Episode`.
         reward: Reward of this step, finite, or None. Default: the sum of `token_rewards`. If you
             pass both, they must agree.
         token_rewards: Reward of each action token, finite float32 [R], or None if only the step has
@@ -83,7 +84,7 @@ class Turn:
         size = len(response)
         mask = np.ones(size, bool) if loss_mask is None else loss_mask
         if logprobs is not None:
-            logprobs = spread("logprobs", to_float32("logprobs", logprobs), size)
+            logprobs = spread("logprobs", to_logprobs(logprobs), size)
         total = checks.optional(checks.reward, "reward", reward)
         if token_rewards is not None:
             token_rewards = spread("token_rewards", _rewards(token_rewards), size)
@@ -136,7 +137,7 @@ def _total(rewards: NDArray[np.float32], given: float | None) -> float:
     """
     total = float(rewards.sum(dtype=np.float64))
     if given is None:
-        return total
+        return checks.reward("token_rewards", total)
     rounding = 1e-5 * float(np.abs(rewards).sum(dtype=np.float64))
     if abs(given - total) > rounding:
         raise InvalidInputError("reward", f"the sum of token_rewards, {total:g}", given)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.analysis.episode_rows import episode_schema
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
@@ -350,8 +351,7 @@ def numbers(field: str, values: Any, dtype: type[Any]) -> NDArray[Any]:
                 raise InvalidInputError(field, expected, f"{value!r:.80}")
             found[i : i + 1].view(np.uint32)[0] = _BITS.get(value) or int(value, 16)
         else:
-            with np.errstate(over="ignore"):  # overflow becomes infinity
-                found[i] = value
+            found[i] = checks.float32(field, value)
     return found
 
 

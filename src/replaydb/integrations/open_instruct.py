@@ -7,6 +7,7 @@ same constructor and methods, and stores its items in a buffer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from numbers import Real
@@ -315,6 +316,10 @@ def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> r
     reward = values.get("reward")
     if not (isinstance(reward, Real) and abs(float(reward)) <= _FLOAT32_MAX):
         values["reward"] = None  # only in the stored data, as are texts of other types
+    with suppress(TypeError, ValueError, OverflowError):  # `Episode` says what is wrong
+        logprobs = np.asarray(values.get("logprobs"), np.float64)
+        if (beyond := abs(logprobs) > _FLOAT32_MAX).any():
+            values["logprobs"] = np.where(beyond, np.nan, logprobs)
     for argument in ("finish_reason", "text"):
         if not isinstance(values.get(argument), str):
             values[argument] = None

@@ -33,7 +33,8 @@ def token_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
         Ratios, [A, B].
 
     Raises:
-        InvalidInputError: Shapes differ, or a token of the mask has no behaviour logprob (NaN).
+        InvalidInputError: Shapes differ, or a token of the mask has no finite behaviour logprob
+            (NaN: not recorded).
     """
     return _log_ratios(logprobs, behaviour, mask).exp()
 
@@ -169,7 +170,8 @@ def off_policyness(
     ratios = logs.exp()
     lowest, highest = _range(low, high)
     outside = (ratios < lowest) | (ratios > highest)
-    ess = ratios.sum() ** 2 / (ratios.numel() * (ratios**2).sum())
+    # In log space, as squares of large ratios are infinite.
+    ess = (2.0 * logs.logsumexp(0) - (2.0 * logs).logsumexp(0)).exp() / logs.numel()
     found = {
         "ratio/mean": ratios.mean(),
         "ratio/min": ratios.min(),
@@ -195,9 +197,9 @@ def _log_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
     if not logprobs.shape == behaviour.shape == mask.shape:
         shapes = f"{list(logprobs.shape)}, {list(behaviour.shape)}, {list(mask.shape)}"
         raise InvalidInputError("logprobs, behaviour, mask", "one shape", shapes)
-    if bool((behaviour.isnan() & mask).any()):
+    if bool((~behaviour.isfinite() & mask).any()):
         raise InvalidInputError(
-            "behaviour", "a logprob for every token in the mask", "NaN (not recorded)"
+            "behaviour", "a logprob for every token in the mask", "NaN (not recorded) or infinity"
         )
     # `where` before the subtraction: NaN outside the mask must not reach the gradient.
     wanted = torch.where(mask, logprobs, 0.0)

@@ -291,7 +291,7 @@ REFUSED = [
     ({**TEXT, "completion": {"content": "4"}}, "completion of row 0", "one message"),
     ({**TEXT, "prompt": []}, "prompt of row 0", "text, or messages"),
     ({**TOKENS, "logprobs": [0.5]}, "logprobs of row 0", "values of at most 0"),
-    ({**TOKENS, "logprobs": [float("inf")]}, "logprobs of row 0", "values of at most 0"),
+    ({**TOKENS, "logprobs": [float("inf")]}, "logprobs", "-inf or NaN"),
 ]
 
 
