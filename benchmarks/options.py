@@ -21,6 +21,7 @@ class Options:
         file_rows: Number of groups in the file of `open`.
         trainers: Numbers of processes that draw concurrently.
         sharers: Numbers of processes that share a task, and at the end twice the largest.
+        tasks: Numbers of tasks of the buffers of `tasks`.
         seconds: Duration of measurements over a period of time.
         rounds: Number of rounds, if a round is short.
         long_rounds: Number of rounds, if a round is long.
@@ -33,6 +34,7 @@ class Options:
     file_rows: int = 10_000
     trainers: tuple[int, ...] = (1, 4, 16)
     sharers: tuple[int, ...] = (2, 8, 32)
+    tasks: tuple[int, ...] = (40, 250, 4000)
     seconds: float = 3.0
     rounds: int = 25
     long_rounds: int = 3

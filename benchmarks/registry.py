@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, files, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, fleet, growth, neighbors, network, scale, shared, viewers
+from benchmarks.scaling import (
+    advance,
+    fleet,
+    growth,
+    neighbors,
+    network,
+    scale,
+    shared,
+    tasks,
+    viewers,
+)
 from benchmarks.training import gpu, loader, memory, shards, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -23,6 +33,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "neighbors": neighbors.run,
     "network": network.run,
     "shared": shared.run,
+    "tasks": tasks.run,
     "fleet": fleet.run,
     "delivery": delivery.run,
     "trainers": trainers.run,

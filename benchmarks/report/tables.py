@@ -34,6 +34,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "neighbors": (("call", "neighbors"), ("side",)),
     "network": (("call", "side"), ("column",)),
     "shared": (("call", "processes"), ("side",)),
+    "tasks": (("call",), ("tasks",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
 #: Target for the time of replaydb divided by the time of a peer.

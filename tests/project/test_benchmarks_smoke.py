@@ -33,7 +33,7 @@ from benchmarks.results import from_json, to_json, to_table
 
 options = Options(
     rows=(200, 400), shapes=(Shape(2, 16),), megabytes=0, file_rows=50, trainers=(1, 2),
-    sharers=(1, 2), seconds=0.2, rounds=1, long_rounds=1,
+    sharers=(1, 2), tasks=(2, 4), seconds=0.2, rounds=1, long_rounds=1,
 )
 engine, folder, rooms, left_out = sys.argv[1:]
 names = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from replaydb.database.schema import episode_group
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import group_row
+from support.work_counter import counted_work
 
 SORTABLE = [
     name
@@ -96,6 +98,58 @@ async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down:
             found += page
         assert found == expected, name
     assert await buffer.find([one.id for one in everything], order_by=order) == expected
+
+
+async def test_pages_by_id_beyond_the_groups_that_are_read_first(
+    store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other buffers, of other statuses, or that do not meet a filter."""
+    monkeypatch.setattr(listing, "WINDOW", 4)
+    other = await store.buffer("other")
+    for i in range(6):
+        status = "failed" if i == 4 else "completed"
+        await buffer.put([group(f"{i}-{j}", f"task-{i}", status=status) for j in range(3)])
+        await other.put([group() for _ in range(i)])
+    every = await buffer.find()
+    for statuses, where, down in product(
+        (None, ["failed"]), (None, rdb.col.group_uid.like("%-1")), (False, True)
+    ):
+        expected = [
+            one
+            for one in every
+            if (statuses is None or one.status in statuses)
+            and (where is None or one.group_uid.endswith("-1"))
+        ]
+        assert len(expected) == (18 if statuses is None else 3) / (1 if where is None else 3)
+        found: list[GroupInfo] = []
+        while page := await buffer.find(
+            statuses=statuses,
+            where=where,
+            order_by=rdb.col.id.desc() if down else rdb.col.id,
+            limit=2,
+            after=found[-1] if found else None,
+        ):
+            found += page
+        assert found == expected[:: -1 if down else 1]
+
+
+async def test_a_page_costs_the_same_however_many_tasks_there_are(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "WINDOW", 200)
+    costs = []
+    for number in (3, 300):
+        async with Store.open(url) as store:
+            buffer = await store.buffer("math")
+            await buffer.put([group(task=f"task-{i % number}") for i in range(600)])
+            with counted_work(store) as work:
+                page = await buffer.find(limit=50)
+                await buffer.find(limit=50, after=page[-1], order_by=rdb.col.id)
+                await buffer.find(limit=50, order_by=rdb.col.id.desc(), statuses="completed")
+        costs.append(work)
+    few, many = costs
+    assert (few.statements, few.parameters) == (many.statements, many.parameters)
+    assert few.steps <= many.steps <= 1.5 * few.steps
 
 
 async def test_filters_of_find(full: Buffer, store: Store, other: Store) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, insert, select, text
+from sqlalchemy import and_, event, func, insert, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
@@ -93,8 +93,11 @@ from replaydb.database.statements.pack import (
 )
 from replaydb.database.statements.pages import (
     INDEXED,
+    select_end_of_next,
+    select_end_of_previous,
     select_ids_of_prompt,
     select_page,
+    select_page_by_id,
     select_page_of_all,
     select_pages,
     select_partitions,
@@ -512,6 +515,20 @@ async def test_pages_of_several_tasks_are_read_by_index(
         plan = await plan_of(connection, statement)
         assert "episode_group" not in plan.scans, plan.text
         assert plan.indexes - {"pk_buffer"} == {f"ix_episode_group_{index}"}, plan.text
+
+
+async def test_pages_by_id_read_a_range_of_ids(connection: AsyncConnection) -> None:
+    """Whatever their tasks and statuses, and however rare the groups that meet the conditions."""
+    for statement in (select_end_of_next(500, 999), select_end_of_previous(5000, 999)):
+        plan = await plan_of(connection, statement)
+        assert plan.indexes == {"pk_episode_group"}, plan.text
+        assert not plan.sorts, plan.text
+    for eligible, statuses in ((None, None), (group.reward_std > 0.5, ["failed"])):
+        where = and_(group.id > 500, group.id <= 1500, true() if eligible is None else eligible)
+        condition = selection(1, statuses=statuses, where=where, by_id=True)
+        for order in (Order(group.id), Order(group.id, descending=True)):
+            plan = await plan_of(connection, select_page_by_id(condition, order, 50))
+            assert_stays_within(plan, "pk_episode_group")
 
 
 async def test_a_listing_of_archived_groups_reads_one_task(

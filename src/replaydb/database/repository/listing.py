@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, and_, true
 
+from replaydb import checks
 from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
@@ -24,7 +25,10 @@ from replaydb.database.schema import group
 from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.pages import (
     INDEXED,
+    select_end_of_next,
+    select_end_of_previous,
     select_keys,
+    select_page_by_id,
     select_page_of_all,
     select_pages,
     select_partitions,
@@ -36,6 +40,9 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
 
+#: Number of groups, of all buffers, among which a page in the order of ids is looked for first. The
+#: other way costs an index lookup for each task and status.
+WINDOW = 1000
 #: One statement reads pages of up to this many tasks and statuses.
 PARTITIONS = 32
 #: Up to this many are read without asking first which of them have groups: a statement takes longer
@@ -82,14 +89,45 @@ def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[Gr
         ids = look_up_in_snapshot(connection, cached, listing.eligible, most)
     else:
         ids = list(groups.ids_by_name(connection, cached.id, listing.names).values())
-    is_sorted = listing.order.column in INDEXED or listing.order.column is group.id
+    is_by_id = listing.order.column is group.id
+    is_sorted = listing.order.column in INDEXED or (is_by_id and listing.limit is not None)
+    rows: list[Any] | None = None
     if ids is not None:
         rows = _among(connection, cached.id, ids, listing)
-    elif is_sorted or listing.tasks is not None or listing.statuses is not None:
-        rows = _in_partitions(connection, cached.id, listing)
-    else:
-        rows = _of_all(connection, cached.id, listing)
+    elif is_by_id and listing.limit is not None and listing.tasks is None:
+        rows = _in_window(connection, cached.id, listing, listing.limit)
+    if rows is None:
+        is_partial = listing.tasks is not None or listing.statuses is not None
+        read = _in_partitions if is_sorted or is_partial else _of_all
+        rows = read(connection, cached.id, listing)
     return _shown(connection, cached.id, [row.id for row in rows[: listing.limit]])
+
+
+def _in_window(
+    connection: Connection, buffer_id: int, listing: Listing, limit: int
+) -> list[Any] | None:
+    """Return a page in the order of ids, read from the next groups of the table.
+
+    None if the page may contain groups beyond them: most are of other buffers, or do not meet the
+    conditions.
+    """
+    after = None if listing.after is None else listing.after[1]
+    skip = max(WINDOW, 2 * limit) - 1
+    if listing.order.descending:
+        start = checks.INT64[1] if after is None else after
+        found = execute(connection, select_end_of_previous(start, skip))
+        window = group.id < start
+        bounds = [group.id >= row.id for row in found]
+    else:
+        start = 0 if after is None else after
+        found = execute(connection, select_end_of_next(start, skip))
+        window = group.id > start
+        bounds = [group.id <= row.id for row in found]
+    eligible = listing.eligible
+    where = and_(window, *bounds, true() if eligible is None else eligible)
+    condition = selection(buffer_id, statuses=listing.statuses, where=where, by_id=True)
+    rows = list(execute(connection, select_page_by_id(condition, listing.order, limit)))
+    return rows if not found or len(rows) == limit else None
 
 
 def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:

@@ -198,6 +198,25 @@ def select_page_of_all(
     return page.order_by(*ordered).limit(limit)
 
 
+@prepared
+def select_end_of_next(after: Any, skip: Any) -> Select[int]:
+    """Select the group, of any buffer, that follows an id after `skip` others; none if too few."""
+    return select(group.id).where(group.id > after).order_by(group.id).offset(skip).limit(1)
+
+
+@prepared
+def select_end_of_previous(before: Any, skip: Any) -> Select[int]:
+    """As `select_end_of_next`, in descending order of ids."""
+    ids = select(group.id).where(group.id < before).order_by(group.id.desc())
+    return ids.offset(skip).limit(1)
+
+
+def select_page_by_id(condition: ColumnElement[bool], order: Order, limit: int) -> Select[Any]:
+    """Select the first groups that meet a condition in an order of ids, as (id, key)."""
+    by_id = group.id.desc() if order.descending else group.id
+    return select_keys(condition, group.id).order_by(by_id).limit(limit)
+
+
 #: Columns with an index in which idle groups are sorted by them.
 INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.last_sampled_at}
 
