@@ -1,8 +1,11 @@
-"""Decoding of drawn groups, such that an undecodable group does not block the others.
+"""Groups that cannot be decoded or stored, such that they do not block the others.
 
 A group that cannot be decoded is released, its attempt count is incremented (`Lease.fail`), and it
 becomes `failed` at `max_attempts`. For a lease, the other groups are released unchanged and the
 error is raised. A sample can be the last one of its groups, so its other groups are returned.
+
+If a trainer would generate a group that cannot be stored again and again, an empty group that is
+`failed` is stored in its place, with the error as its `status_reason`.
 """
 
 from __future__ import annotations
@@ -92,6 +95,10 @@ def _attempt(
 
 
 def _reason(errors: dict[int, Exception]) -> str:
-    """Return a status reason with the first error, in ASCII."""
-    error = next(iter(errors.values()))
-    return f"cannot be decoded: {type(error).__name__}: {ascii(str(error))[1:-1]}"[:500]
+    """Return a status reason with the first error."""
+    return reason_of("decoded", next(iter(errors.values())))
+
+
+def reason_of(what: str, error: Exception) -> str:
+    """Return an error as a status reason, in ASCII: the group cannot be `what`."""
+    return f"cannot be {what}: {type(error).__name__}: {ascii(str(error))[1:-1]}"[:500]

@@ -303,6 +303,7 @@ def test_refused_rows(sums: blocking.Buffer, row: dict[str, Any], field: str, wo
         put_dataset(sums, Dataset.from_list([row]), "d", tokenizer=tokenizer())
     assert caught.value.field == field
     assert words in str(caught.value)
+    assert caught.value.__notes__ == ["in rows 0 to 0 of the dataset 'd'"]
     assert sums.count() == 0
 
 

@@ -135,7 +135,7 @@ def test_time_splits(kept: blocking.Buffer) -> None:
     size = len(made["response_ids"])
     made["trajectory_time_splits"] = {"llm": [0.1 * i for i in range(size)], "env": [2.0] * size}
     [a, b] = kept.get(kept.put(to_groups(made)))
-    of_a, of_b = (outputs._to_output(group)["trajectory_time_splits"] for group in (a, b))
+    of_a, of_b = (outputs.to_output(group)["trajectory_time_splits"] for group in (a, b))
     splits = made["trajectory_time_splits"]
     assert {name: of_a[name] + of_b[name] for name in splits} == splits
     merged, _ = merge_stepwise_output(made)
@@ -333,6 +333,67 @@ async def test_errors_name_values_that_cannot_be_stored(kept: blocking.Buffer) -
     made["rewards"][1] = float("nan")
     with pytest.raises(rdb.InvalidInputError, match="reward"):
         to_groups(made, ["a", "a"])
+
+
+class Spoiled(Counting):
+    """A generator whose outputs for the prompt "a" cannot be stored."""
+
+    async def generate(self, input_batch: Any) -> Any:
+        made = await super().generate(input_batch)
+        uids = [one.instance_id for one in input_batch["trajectory_ids"]]
+        made["rewards"] = [
+            [math.inf] if uid == "a" else rewards
+            for uid, rewards in zip(uids, made["rewards"], strict=True)
+        ]
+        made["response_ids"] = [
+            [1] if uid == "a" else ids for uid, ids in zip(uids, made["response_ids"], strict=True)
+        ]
+        for name, value in {"loss_masks": 1, "rollout_logprobs": -0.5}.items():
+            made[name] = [[value] * len(ids) for ids in made["response_ids"]]
+        return made
+
+
+@both_engines
+@pytest.mark.parametrize("partly", [False, True])
+async def test_outputs_that_cannot_be_stored_are_passed_on(
+    kept: blocking.Buffer, partly: bool
+) -> None:
+    """The trainer gets them as it does without replaydb; a failed group has the reason."""
+    if partly:
+        await StoredGenerator(Counting(), kept).generate(batch("c"))
+    inner = Spoiled()
+    made = await StoredGenerator(inner, kept).generate(batch("b", "a", "c"))
+    assert inner.seen == (["b", "a"] if partly else ["b", "a", "c"])
+    assert [len(made[name]) for name in ("rewards", "loss_masks", "response_ids")] == [6] * 3
+    assert [rewards == [math.inf] for rewards in made["rewards"]] == [False, False] + [True] * 2 + [
+        False,
+        False,
+    ]
+    [failed] = kept.find(statuses="failed")
+    assert failed.prompt_uid == "a"
+    assert "token_rewards" in (failed.status_reason or "")
+    assert kept.count(statuses="completed") == 2
+    again = Counting()
+    await StoredGenerator(again, kept).generate(batch("a", "b", "c"))
+    assert again.seen == ["a"]
+
+
+def test_masks_of_floats_and_times_that_are_nan(kept: blocking.Buffer) -> None:
+    made = output(random.Random(1), ["a"])
+    masks = made["loss_masks"]
+    made["loss_masks"] = [[float(one) for one in mask] for mask in masks]
+    made["loss_masks"][0] = np.array(masks[0], np.float32)
+    size = len(masks)
+    made["trajectory_generation_times"] = [math.nan] * size
+    made["trajectory_time_splits"] = {"llm": [math.inf] + [0.5] * (size - 1)}
+    [group] = kept.get(kept.put(to_groups(made)))
+    back = outputs.to_output(group)
+    assert back["loss_masks"] == masks
+    for name in ("trajectory_generation_times", "trajectory_time_splits"):
+        assert repr(back[name]) == repr(made[name])
+    made["loss_masks"][0] = [0.5] * len(masks[0])
+    with pytest.raises(rdb.InvalidInputError, match="loss_mask"):
+        to_groups(made)
 
 
 async def test_admission_equals_skyrls_capacity(buffer: rdb.Buffer) -> None:

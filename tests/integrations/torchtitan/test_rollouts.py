@@ -151,6 +151,11 @@ def test_values_that_cannot_be_encoded_are_named(field: str, value: object) -> N
         to_group(group)
 
 
+def test_metrics_can_be_scalars_of_numpy() -> None:
+    group = replace(rollout_group(1), metrics=[m.Metric("x", m.Sum(np.float32(0.5)))])
+    assert to_rollout_group(to_group(group)).metrics[0].value.value == 0.5
+
+
 def test_a_metric_of_another_type_is_refused() -> None:
     class Median(m.Mean):
         pass

@@ -306,15 +306,31 @@ async def test_close_while_a_group_is_finalized(
     assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
 
 
-async def test_a_refused_group_waits_again(build: Build) -> None:
+@both_engines
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_group_that_cannot_be_stored_fails(
+    build: Build, store: rdb.Store, again: bool
+) -> None:
+    """It is taken like a group without rollouts. torchtitan does not catch an error here."""
     buffer = build()
-    await add(buffer, 0)
-    await claimed(buffer)
+    await add(buffer, 0, 1)
+    await claimed(buffer, 2)
     group = rollout_group(0)
     group.rollouts[0].reward = float("nan")
-    with pytest.raises(rdb.InvalidInputError, match="reward"):
-        await buffer.finalize_work(group)
-    assert await claimed(buffer) == [0]
+    if again:  # the claim was lost
+        stored = await store.buffer("rollouts", create=False)
+        await stored.revoke((await stored.leases())[0].id)
+    await buffer.finalize_work(group)
+    await finalize(buffer, 1)
+    stored = await store.buffer("rollouts", create=False)
+    [failed] = await stored.find(statuses="failed")
+    assert (failed.group_uid, failed.lease_id) == ("0", None)
+    assert (failed.status_reason or "").startswith("cannot be stored: InvalidInputError: reward")
+    taken_group = await buffer.take_finalized()
+    assert repr(taken_group) == repr(failed_group(0))
+    assert await taken(buffer) == [1]
+    await buffer.release_active_groups(2, reason="trained")
+    assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
 
 
 class Level(IntEnum):

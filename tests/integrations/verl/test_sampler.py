@@ -20,7 +20,7 @@ from replaydb.integrations.verl import (
     DurableReplayBuffer,
     DurableReplayBufferAsync,
 )
-from replaydb.integrations.verl.rows import rows, to_fields
+from replaydb.integrations.verl.rows import rows, tag_of, to_fields
 from support.engines import both_engines
 
 Made = Callable[..., DurableReplayBuffer]
@@ -276,13 +276,50 @@ def test_a_callback_without_its_sampler() -> None:
         AckOnCheckpoint().on_save(trainer=trainer, global_step=1, checkpoint_dir="here")
 
 
-async def test_errors_name_values_that_cannot_be_stored(sampler: Made) -> None:
-    one = sampler(DurableReplayBuffer)
-    fields = trajectory(0, 0) | prompt(0) | {"extra_fields": {"state": Path("here")}}
-    put(["u_0_0"], [fields], [{"status": "success"}])
+@both_engines
+@pytest.mark.parametrize("kind", [DurableReplayBuffer, DurableReplayBufferAsync])
+async def test_groups_that_cannot_be_stored_fail(
+    sampler: Made, store: Store, kind: type[DurableReplayBuffer]
+) -> None:
+    """verl replaces them like groups whose generation failed, also from a restored queue."""
+    for number in range(2):
+        fields = trajectory(0, 0) | prompt(0) | {"extra_fields": {"state": Path("here")}}
+        put(["u_0_0"], [fields], [{"status": "success"}])
+        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        tq.kv_batch_put(["u"], "train", tags=[tag])
+        ours = {f"a{number}", f"b{number}"}
+        for uid in ours:
+            _finish(uid)
+        one = sampler(kind, refill=lambda count, uid=f"c{number}": _finish(uid))
+        if number:
+            one._journal.rewind(1)
+        batch, _ = one.sample(1, "train", 3)
+        assert _uids(batch) == (ours if kind is DurableReplayBuffer else {*ours, f"c{number}"})
+        assert "u" not in tq.kv_list("train")["train"]
+        [failed] = await (await store.buffer("grpo")).find(uids="u")
+        assert (failed.status, failed.num_episodes) == ("failed", 0)
+        assert "u_0_0.extra_fields.state" in (failed.status_reason or "")
+        tq.kv_clear(batch.keys, "train")
+        one.close()
+
+
+async def test_unusual_masks_names_and_tags_are_stored(sampler: Made, store: Store) -> None:
+    one = sampler()
+    masks = [torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.0])]
+    for session, mask in enumerate(masks):
+        fields = trajectory(0, session) | prompt(0)
+        size = len(fields["responses"])
+        fields |= {"response_mask": mask.repeat(size)[:size], "data_source": "a\0b"}
+        put([f"u_{session}_0"], [fields], [{"status": "success", "score": float("nan")}])
     tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
     tq.kv_batch_put(["u"], "train", tags=[tag])
-    with pytest.raises(InvalidInputError) as caught:
-        one.sample(1, "train", 1)
-    assert caught.value.field == "u_0_0.extra_fields.state"
-    tq.kv_clear(["u", "u_0_0"], "train")
+    one.get_sampleable_count(1, "train")
+    [group] = await (await store.buffer("grpo")).get(uids="u")
+    assert group.task_name == "verl"
+    for session, episode in enumerate(group.episodes):
+        [expected] = rows(tq.kv_batch_get([f"u_{session}_0"], "train"))
+        fields = to_fields("u", episode)
+        assert fields.keys() == expected.keys()
+        for name, value in expected.items():
+            _assert_same(fields[name], value)
+        assert str(tag_of(episode)["score"]) == "nan"

@@ -75,8 +75,9 @@ def put_dataset(
         import has already stored.
 
     Raises:
-        InvalidInputError: A row lacks a column or cannot be read. Pages before it are stored; its
-            page and later ones are not.
+        InvalidInputError: A row lacks a column, or cannot be read or stored; a note of the error
+            names the rows of its group. Pages before it are stored; its page and later ones are
+            not.
     """
     if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         raise InvalidInputError("dataset", "a Dataset or an IterableDataset", type(dataset))
@@ -88,7 +89,12 @@ def put_dataset(
     total, page = 0, []
     for _, members in groupby(enumerate(_rows(dataset, start), start), key=_prompt):
         rows = list(members)
-        page.append(_group(name, name if task_name is None else task_name, rows, tokenizer, tags))
+        try:
+            group = _group(name, name if task_name is None else task_name, rows, tokenizer, tags)
+        except InvalidInputError as error:
+            error.add_note(f"in rows {rows[0][0]} to {rows[-1][0]} of the dataset {name!r}")
+            raise
+        page.append(group)
         end = rows[-1][0] + 1
         if len(page) == PAGE:
             total += len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))

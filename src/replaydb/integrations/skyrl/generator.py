@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from skyrl.train.generators.base import GeneratorInterface, GeneratorOutput
+from skyrl.train.generators.utils import concatenate_generator_outputs
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.integrations.skyrl.outputs import to_generator_output, to_groups
+from replaydb.integrations.decoding import reason_of
+from replaydb.integrations.skyrl.outputs import split, to_groups, to_output
+
+logger = logging.getLogger(__name__)
 
 #: The tag of a group that names the checkpoint that includes it.
 _CHECKPOINT = "checkpoint"
@@ -60,15 +65,13 @@ class StoredGenerator(GeneratorInterface):
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> GeneratorOutput:
         """Return stored outputs, and generate and store the missing ones.
 
-        Outputs that are not for training are generated and not stored.
+        Outputs that are not for training are generated and not stored. The output of a prompt that
+        cannot be stored, for example because a reward is not finite, is returned all the same. A
+        `failed` group without episodes is stored instead, with the error as its `status_reason`.
 
         Args:
             input_batch: The input of SkyRL's generator.
             disable_tqdm: Passed to the wrapped generator if it has this parameter.
-
-        Raises:
-            InvalidInputError: An output cannot be stored, for example because a reward is not
-                finite.
         """
         options = dict.fromkeys(self._quiet, disable_tqdm)
         metadata, ids = input_batch.get("batch_metadata"), input_batch.get("trajectory_ids")
@@ -78,16 +81,16 @@ class StoredGenerator(GeneratorInterface):
         step = metadata.global_step if self.now is None else self.now()
         stored = await asyncio.to_thread(self._stored, uids, step)
         missing = [i for i, uid in enumerate(uids) if uid not in stored]
-        made: dict[str, rdb.EpisodeGroup] = {}
+        made: dict[str, GeneratorOutput] = {}
         if missing:
             some = input_batch if not stored else _rows(input_batch, missing)
             output = await self._generator.generate(some, **options)
-            groups = to_groups(output, [uids[i] for i in missing], step=step)
-            self._served.update(await asyncio.to_thread(self._buffer.put, groups))
+            made = split(output, [uids[i] for i in missing])
+            await asyncio.to_thread(self._store, made, step)
             if not stored:
                 return output
-            made = {str(group.prompt_uid): group for group in groups}
-        return to_generator_output([(stored | made)[uid] for uid in dict.fromkeys(uids)])
+        made |= {uid: to_output(group) for uid, group in stored.items()}
+        return concatenate_generator_outputs([made[uid] for uid in dict.fromkeys(uids)])
 
     def mark(self, uids: Iterable[str], checkpoint: str) -> None:
         """Record which prompts a checkpoint includes, before it is written.
@@ -137,6 +140,17 @@ class StoredGenerator(GeneratorInterface):
         which = None if checkpoint is None else rdb.col.tags[_CHECKPOINT] == checkpoint
         found = self._buffer.find(statuses="completed", where=which)
         return [group for group in found if group.prompt_uid in uids]
+
+    def _store(self, outputs: Mapping[str, GeneratorOutput], step: int) -> None:
+        groups: list[rdb.EpisodeGroup] = []
+        for uid, output in outputs.items():
+            try:
+                groups += to_groups(output, [uid] * len(output["response_ids"]), step=step)
+            except rdb.InvalidInputError as error:
+                logger.error("the output of prompt %r cannot be stored: %s", uid, error)
+                failed = rdb.EpisodeGroup("skyrl", [], prompt_uid=uid, status="failed")
+                self._buffer.update(self._buffer.put(failed), reason=reason_of("stored", error))
+        self._served.update(self._buffer.put(groups))
 
     def _stored(self, uids: Sequence[str], step: int) -> dict[str, rdb.EpisodeGroup]:
         """Return unsettled groups of earlier processes, by the uid of their prompt."""

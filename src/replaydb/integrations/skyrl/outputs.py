@@ -13,7 +13,7 @@ from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.utils import concatenate_generator_outputs
 
 import replaydb as rdb
-from replaydb.integrations.values import to_tensor
+from replaydb.integrations.values import decode, encode, to_tensor
 from replaydb.training import merge_turns
 
 _TASK = "skyrl"
@@ -21,8 +21,10 @@ _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
 _METRICS = "env_metrics"
 _SPLITS = "trajectory_time_splits"  # a dict of lists; every other field is one list
-_OF_ROWS = ("is_last_step", "trajectory_generation_times", _SPLITS, _METRICS)
+_TIMES = "trajectory_generation_times"
+_OF_ROWS = ("is_last_step", _TIMES, _SPLITS, _METRICS)
 _ARRAYS = ("pixel_values", "image_grid_thw", _EXPERTS)
+_COLUMNS = ("prompt_token_ids", *_OF_TURNS, "trajectory_ids", *_OF_ROWS, *_ARRAYS)
 _LISTS = "lists"  # metadata: names of the arrays that were lists
 
 Row = dict[str, Any]
@@ -52,23 +54,31 @@ def to_groups(
             stored, such as a reward that is not finite.
     """
     rows = _rows(output)
-    is_step_wise = output.get("is_last_step") is not None
-    if is_step_wise or uids is None:
-        if output.get("trajectory_ids") is None:
-            raise rdb.InvalidInputError("trajectory_ids", "one for each row", None)
-        uids = [one.instance_id for one in output["trajectory_ids"]]
+    of_rows = _uids(output, uids)
     metrics = _to_json("rollout_metrics", output.get("rollout_metrics"))
     groups = []
-    for uid, members in groupby(_trajectories(rows), lambda some: uids[some[0]["position"]]):
+    for uid, members in groupby(_trajectories(rows), lambda some: of_rows[some[0]["position"]]):
         episodes = [_to_episode(some, step) for some in members]
-        tags = {"step_wise": is_step_wise, "rollout_metrics": metrics}
+        tags = {"step_wise": _is_step_wise(output), "rollout_metrics": metrics}
         groups.append(rdb.EpisodeGroup(_TASK, episodes, prompt_uid=uid, tags=tags))
     return groups
 
 
+def split(output: GeneratorOutput, uids: Sequence[str]) -> dict[str, GeneratorOutput]:
+    """Split an output by prompt. The arguments are those of `to_groups`."""
+    rows: dict[str, list[Row]] = {}
+    for uid, row in zip(_uids(output, uids), _rows(output), strict=True):
+        rows.setdefault(uid, []).append(row)
+    metrics = output.get("rollout_metrics")
+    return {
+        uid: {**{name: _column(name, some) for name in _COLUMNS}, "rollout_metrics": metrics}
+        for uid, some in rows.items()
+    }
+
+
 def to_generator_output(groups: Iterable[rdb.EpisodeGroup]) -> GeneratorOutput:
     """Convert stored groups to a generator's output, in order. Logprobs have float32 precision."""
-    return concatenate_generator_outputs([_to_output(group) for group in groups])
+    return concatenate_generator_outputs([to_output(group) for group in groups])
 
 
 def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dict[str, float]]:
@@ -110,6 +120,19 @@ def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dic
         "generate/merge_ratio": len(rows) / max(len(merged), 1),
         "generate/num_prefix_mismatches": mismatches,
     }
+
+
+def _is_step_wise(output: GeneratorOutput) -> bool:
+    return output.get("is_last_step") is not None
+
+
+def _uids(output: GeneratorOutput, uids: Sequence[str] | None) -> Sequence[str]:
+    """Return the uid of the prompt of each row. A step-wise output has more rows than prompts."""
+    if uids is not None and not _is_step_wise(output):
+        return uids
+    if output.get("trajectory_ids") is None:
+        raise rdb.InvalidInputError("trajectory_ids", "one for each row", None)
+    return [one.instance_id for one in output["trajectory_ids"]]
 
 
 def _tokens_of(row: Row) -> rdb.Turn:
@@ -209,10 +232,16 @@ def _to_turn(row: Row, step: int | None) -> rdb.Turn:
     metadata = {name: row[name] for name in _OF_ROWS if name in row}
     if metadata.get(_METRICS) is not None:
         metadata[_METRICS] = _to_json(_METRICS, metadata[_METRICS])
+    for name in (_TIMES, _SPLITS):  # a time can be NaN
+        if name in metadata:
+            metadata[name] = encode(name, metadata[name], {})
+    mask = row["loss_masks"]
+    if _is_list(mask) and all(one in (0, 1) for one in mask):  # numbers of any type
+        mask = [bool(one) for one in mask]
     return rdb.Turn(
         prompt_ids=row["prompt_token_ids"],
         response_ids=row["response_ids"],
-        loss_mask=row["loss_masks"],
+        loss_mask=mask,
         logprobs=row.get("rollout_logprobs"),
         reward=None if of_tokens else rewards,
         token_rewards=rewards if of_tokens else None,
@@ -242,7 +271,8 @@ def _to_episode(rows: Sequence[Row], step: int | None) -> rdb.Episode:
     )
 
 
-def _to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
+def to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
+    """Convert one stored group to a generator's output, without metrics that SkyRL computes."""
     rows = []
     for episode in group.episodes:
         repetition = episode.metadata.get("repetition_id")
@@ -252,8 +282,7 @@ def _to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
             for name, of in episode.extras.items()
         }
         rows += [{**_of_turn(turn), "trajectory_ids": which, **arrays} for turn in episode.turns]
-    names = ("prompt_token_ids", *_OF_TURNS, "trajectory_ids", *_OF_ROWS, *_ARRAYS)
-    output = {name: _column(name, rows) for name in names}
+    output = {name: _column(name, rows) for name in _COLUMNS}
     return {**output, "rollout_metrics": json.loads(group.tags["rollout_metrics"])}
 
 
@@ -266,8 +295,9 @@ def _array(name: str, array: Any, is_list: bool) -> Any:
 
 def _of_turn(turn: rdb.Turn) -> Row:
     rewards, logprobs = turn.token_rewards, turn.logprobs
-    metrics = turn.metadata.get(_METRICS)
-    its = turn.metadata if metrics is None else turn.metadata | {_METRICS: json.loads(metrics)}
+    its = {name: decode(value, {}) for name, value in turn.metadata.items()}
+    if its.get(_METRICS) is not None:
+        its[_METRICS] = json.loads(its[_METRICS])
     return {
         "prompt_token_ids": turn.prompt_ids.tolist(),
         "response_ids": turn.response_ids.tolist(),

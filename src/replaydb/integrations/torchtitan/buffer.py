@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
@@ -19,7 +19,7 @@ from torchtitan.observability import structured_logger
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.integrations.decoding import decoded_one
+from replaydb.integrations.decoding import decoded_one, reason_of
 from replaydb.integrations.torchtitan.rollouts import TASK, to_group, to_rollout_group
 from replaydb.integrations.values import is_same
 
@@ -129,17 +129,27 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     async def finalize_work(self, rollout_group: RolloutGroup) -> None:
         """Store a generated group. It is dropped if another process has or had the group.
 
-        Raises:
-            InvalidInputError: The group cannot be stored, for example because a reward is not
-                finite. It waits again.
+        A group that cannot be stored, for example because a reward is not finite, becomes `failed`
+        with the error as its `status_reason`. It is then taken like a group that the rollouter
+        failed to generate, and counted as one.
         """
         group_id = rollout_group.group_id
         try:
             lease = await self._claim_of(group_id)
             async with AsyncExitStack() as stack:
                 stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
-                group = to_group(rollout_group, prompt=lease.batch[0].prompt)
-                await (await self._open()).put(group, on_duplicate="replace")
+                buffer, prompt = await self._open(), lease.batch[0].prompt
+                try:
+                    group = to_group(rollout_group, prompt=prompt)
+                    await buffer.put(group, on_duplicate="replace")
+                except rdb.InvalidInputError as error:
+                    logger.error("rollout group %d cannot be stored: %s", group_id, error)
+                    failure = m.Metric("rollout/group_failures", m.Sum(1.0))
+                    failed = replace(rollout_group, rollouts=[], metrics=[failure])
+                    [stored] = await buffer.put(
+                        to_group(failed, prompt=prompt), on_duplicate="replace"
+                    )
+                    await buffer.update([stored], reason=reason_of("stored", error))
         except _DROPPED as error:
             logger.warning("rollout group %d was dropped: %s", group_id, error)
         if not self._closed:  # otherwise `close` releases it

@@ -206,7 +206,11 @@ def _to_json(metrics: list[m.Metric]) -> str:
     kinds = {type(one.value).__name__ for one in metrics}
     if unknown := sorted(kinds - set(m.__all__)):
         raise rdb.InvalidInputError("metrics", "values of torchtitan's types", unknown)
-    return json.dumps([[one.key, type(one.value).__name__, vars(one.value)] for one in metrics])
+    rows = [[one.key, type(one.value).__name__, vars(one.value)] for one in metrics]
+    try:
+        return json.dumps(rows, default=lambda scalar: scalar.item())  # of numpy or torch
+    except (AttributeError, TypeError, ValueError) as error:
+        raise rdb.InvalidInputError("metrics", "numbers", error) from error
 
 
 def _to_metrics(text: str) -> list[m.Metric]:

@@ -21,8 +21,8 @@ from replaydb import (
     blocking,
     col,
 )
-from replaydb.integrations.decoding import decoded_sample
-from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
+from replaydb.integrations.decoding import decoded_sample, reason_of
+from replaydb.integrations.verl.rows import TASK, Fields, rows, tag_of, to_fields, to_group
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,21 @@ class Journal:
         self._store.close()
 
     def keep(self) -> None:
-        """Store finished groups of the queue that are not stored yet."""
+        """Store finished groups of the queue that are not stored yet.
+
+        A group that cannot be stored is recorded as `failed`, and fails in the queue too: verl
+        replaces it like a group whose generation failed.
+        """
         with self._lock:
             queue = tq.kv_list(TRAIN).get(TRAIN, {})
             finished = _finished(queue)
             new = finished.keys() - self._kept
             for uid in new:
-                if (group := _read(uid, queue)) is not None:
-                    self._buffer.put(group, on_duplicate="ignore")
+                try:
+                    if (group := _read(uid, queue)) is not None:
+                        self._buffer.put(group, on_duplicate="ignore")
+                except InvalidInputError as error:
+                    self._refuse(uid, queue, error)
             self._kept = set(finished)
 
     def taken(self, uids: Collection[str]) -> set[str]:
@@ -87,9 +94,9 @@ class Journal:
         Raises:
             NotEnoughGroupsError: Another sampler has taken one of them.
         """
-        known = self._buffer.find(uids=uids)
-        if known:
-            where = col.id.in_([one.id for one in known])
+        found = self._buffer.find(uids=uids)
+        if known := [one.id for one in found if one.status is not GroupStatus.FAILED]:
+            where = col.id.in_(known)
             self._buffer.lease(len(known), ttl=FOREVER, owner=self._run, where=where, step=step)
 
     def drop(self, uids: Collection[str], status: str) -> None:
@@ -130,7 +137,9 @@ class Journal:
         trained = self._buffer.find(uids=queued.keys(), statuses=GroupStatus.ARCHIVED)
         reread = [_read(one.group_uid, queue) for one in trained]
         self._buffer.put([group for group in reread if group is not None], on_duplicate="replace")
-        self._buffer.update(uids=queued.keys(), status=GroupStatus.COMPLETED)
+        found = self._buffer.find(uids=queued.keys())
+        stored = [one.id for one in found if one.num_episodes]  # others could not be stored
+        self._buffer.update(stored, status=GroupStatus.COMPLETED)
         ahead, behind = defaultdict(list), set()
         for one in self._buffer.find(statuses=GroupStatus.COMPLETED):
             requested = one.tags["global_steps"]
@@ -153,12 +162,29 @@ class Journal:
     def _leases(self) -> list[LeaseInfo]:
         return [one for one in self._buffer.leases() if one.owner == self._run]
 
+    def _refuse(
+        self, uid: str, queue: Mapping[str, Mapping[str, Any]], error: InvalidInputError
+    ) -> None:
+        logger.error("group %s cannot be stored: %s", uid, error)
+        empty = EpisodeGroup(
+            TASK,
+            [],
+            group_uid=uid,
+            prompt_uid=queue[uid].get("prompt_uid"),
+            status=GroupStatus.FAILED,
+        )
+        self._buffer.put(empty, on_duplicate="ignore")
+        why = reason_of("stored", error)
+        self._buffer.update(uids=uid, statuses=GroupStatus.FAILED, reason=why)
+        tq.kv_clear([key for key in queue if key.startswith(f"{uid}_")], TRAIN)
+        tq.kv_put(uid, TRAIN, tag={"status": "failure"})
+
     def _put_back(self, groups: Iterable[StoredGroup]) -> None:
         for group in groups:
             [fields] = decoded_sample(self._buffer, [group], _fields)
             for episode, row in zip(group.episodes, fields, strict=True):
                 original = episode.metadata["verl"]
-                tq.kv_batch_put([original["key"]], TRAIN, fields=row, tags=[original["tag"]])
+                tq.kv_batch_put([original["key"]], TRAIN, fields=row, tags=[tag_of(episode)])
             tq.kv_batch_put([group.group_uid], TRAIN, tags=[group.tags])
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from tensordict import NonTensorData, TensorDict
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError
+from replaydb.escapes import escape
 from replaydb.integrations.values import decode, encode, to_tensor
 
 Fields = dict[str, Any]
+#: The task of groups whose `data_source` cannot be the name of a task.
+TASK = "verl"
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def rows(table: TensorDict) -> list[Fields]:
@@ -38,7 +41,7 @@ def to_group(
     """Convert a prompt's trajectories (by key: fields and tag) to a group with the prompt's tag."""
     sources = [fields.get("data_source") for fields, _ in trajectories.values()]
     return EpisodeGroup(
-        next((source for source in sources if isinstance(source, str) and source), "verl"),
+        next(filter(_is_name, sources), TASK),
         [to_episode(key, *one, tag) for key, one in trajectories.items()],
         group_uid=uid,
         prompt_uid=tag.get("prompt_uid"),
@@ -62,14 +65,15 @@ def to_episode(
         if not isinstance(fields.get(name), torch.Tensor):
             raise InvalidInputError(f"{key}.{name}", "a tensor", type(fields.get(name)).__name__)
     scores, step = fields.get("rm_scores"), prompt_tag.get("global_steps")
+    mask = fields.get("response_mask")
     reward = None if scores is None else float(scores.sum(dtype=torch.float64))
     version = tag.get("min_global_steps")
     core: dict[str, Any] = {
         "prompt_ids": fields["prompts"],
         "response_ids": fields["responses"],
-        "loss_mask": fields.get("response_mask"),
+        "loss_mask": mask if mask is None else mask != 0,
         "logprobs": fields.get("rollout_log_probs"),
-        "reward": None if reward is None or not math.isfinite(reward) else reward,
+        "reward": reward if reward is not None and abs(reward) <= _FLOAT32_MAX else None,
         "policy_version": max(step - 1, 0) if version is None and step is not None else version,
         "token_extras": {} if scores is None else {"rm_scores": scores},
     }
@@ -81,8 +85,14 @@ def to_episode(
         for name, value in fields.items()
         if name not in given
     }
-    original = {"key": key, "tag": dict(tag), "usual": given, "fields": others}
+    stored_tag = encode(f"{key}.tag", dict(tag), arrays)
+    original = {"key": key, "tag": stored_tag, "usual": given, "fields": others}
     return Episode(**core, extras=arrays, metadata={"verl": original})
+
+
+def tag_of(episode: Episode) -> Any:
+    """Return the tag of a trajectory."""
+    return decode(episode.metadata["verl"]["tag"], episode.extras)
 
 
 def to_fields(uid: str, episode: Episode) -> Fields:
@@ -99,6 +109,11 @@ def to_fields(uid: str, episode: Episode) -> Fields:
         usual["rm_scores"] = torch.zeros(len(usual["responses"]))
         usual["rm_scores"][-1:] = episode.reward
     return {**usual, "uid": uid}
+
+
+def _is_name(source: Any) -> TypeGuard[str]:
+    """Whether a `data_source` can be the name of a task; it is stored as a field in any case."""
+    return isinstance(source, str) and 0 < len(source) <= 255 and escape(source) == source
 
 
 def _usual(episode: Episode) -> Fields:
