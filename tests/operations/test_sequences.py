@@ -11,13 +11,13 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from operations.conftest import populate
-from replaydb import Store
+from replaydb import OnDuplicate, Store
 from replaydb.database.engines import backend_for
 from replaydb.operations import copy, delete_buffer, delete_run, examine, verify
 from support.command import run
 from support.connections import transaction
 from support.engines import postgresql_nightly
-from support.groups import groups
+from support.groups import group, groups
 from support.invariants import check_invariants
 from support.sequences import largest_ids, next_ids, rewind
 
@@ -182,6 +182,28 @@ async def test_a_counter_of_sqlite_that_was_lowered_refuses_no_put(
     async with Store.open(populated_sqlite_url) as store:
         ids = await (await store.buffer("math")).put(groups(3, "new"))
     assert min(ids) == largest["episode_group"] + 1
+
+
+@pytest.mark.parametrize("on_duplicate", ["ignore", "renew"])
+async def test_a_put_that_gets_the_id_of_a_stored_group_stores_nothing(
+    postgresql_url: str, on_duplicate: OnDuplicate
+) -> None:
+    """Although the group that would get it is stored already, and the other id is new."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        [taken] = await buffer.put(group("a"))
+        for uids in (["a", "b"], ["a"]):
+            async with transaction(postgresql_url) as connection:
+                sql = text("SELECT setval('episode_group_id_seq', :next, false)")
+                await connection.execute(sql, {"next": taken})
+            put = buffer.put([group(uid) for uid in uids], on_duplicate=on_duplicate)
+            if uids == ["a"] and on_duplicate == "ignore":  # no id is used
+                assert await put == [taken]
+                continue
+            with pytest.raises(rdb.DatabaseError, match="of table episode_group is behind"):
+                await put
+            assert [one.group_uid for one in await buffer.find()] == ["a"]
+    await check_invariants(postgresql_url)
 
 
 async def test_a_sequence_that_was_set_by_hand(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import sqlite3
+from contextlib import closing
 
 import numpy as np
+from sqlalchemy import make_url
 
 from replaydb import Episode, EpisodeGroup, Store
 from replaydb.database.engines.sqlite_payloads import _select_small_payloads
@@ -30,6 +34,23 @@ async def test_large_payloads_reuse_memory(sqlite_url: str) -> None:
             del found, batch
     # The thread that decoded a batch may still refer to it when the next one is read.
     assert len(addresses) <= 2
+
+
+async def test_large_payloads_are_read_while_another_process_writes(sqlite_url: str) -> None:
+    """Reading a blob takes no lock of the file."""
+    tokens = np.arange(LEAST_BYTES, dtype=np.int32)
+    episode = Episode(token_ids=tokens, loss_mask=tokens >= 0)
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        [one] = await buffer.put(EpisodeGroup("gsm8k", [episode]))
+        with closing(sqlite3.connect(make_url(sqlite_url).database or "")) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            async with asyncio.timeout(60):
+                [found] = await buffer.get([one])
+            assert (found.parts[0].token_ids == tokens).all()
+        async with Store.open(sqlite_url, read_only=True) as reader:
+            [found] = await (await reader.buffer("math")).get([one])
+            assert (found.parts[0].token_ids == tokens).all()
 
 
 async def test_rows_of_payloads_are_found_by_an_index(sqlite_url: str) -> None:

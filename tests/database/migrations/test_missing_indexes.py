@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import Column, Index, Integer, MetaData, text
+from sqlalchemy.exc import DBAPIError
 
 from replaydb import Store, operations
 from replaydb.database import migrations
-from replaydb.database.engines import backend_for
+from replaydb.database.engines import backend_for, postgresql_indexes
 from replaydb.database.schema import episode_group
 from support.connections import transaction
 from support.groups import group, groups
@@ -159,6 +160,23 @@ async def test_several_upgrades_create_an_index_at_once(own_postgresql_url: str)
     async with transaction(url) as connection:
         assert (await connection.execute(INVALID)).scalar_one() == 0
     assert await migrations.check(url) == ()
+
+
+@pytest.mark.parametrize(("sqlstate", "attempts"), [("40P01", 3), ("53100", 1)])
+async def test_a_creation_that_deadlocks_is_repeated_a_limited_number_of_times(
+    sqlstate: str, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other errors, such as a full disk, are raised at once."""
+    monkeypatch.setattr(postgresql_indexes, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(postgresql_indexes, "ATTEMPTS", 3)
+    reason = Mock(spec=Exception, sqlstate=sqlstate)
+    creator, observer = AsyncMock(), AsyncMock()
+    creator.execute.side_effect = DBAPIError("CREATE INDEX", None, reason)
+    observer.execute.return_value = Mock(one_or_none=lambda: None)  # there is no index
+    [index, *_] = episode_group.indexes
+    with pytest.raises(DBAPIError):
+        await postgresql_indexes.create_missing(creator, observer, [index], lambda *_: None)
+    assert creator.execute.await_count == attempts
 
 
 async def test_an_index_of_a_new_revision(
