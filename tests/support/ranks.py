@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.parallel import DistributedDataParallel
 
 from replaydb import Batch, blocking
+from replaydb.batch import PaddedBatch
 from replaydb.training.dataset import ReplayDataset
 from replaydb.training.distributed import ShardedBuffer
 
@@ -211,6 +215,42 @@ def ids_of(batch: Batch) -> list[int]:
 def iterate(rank: int, url: str, options: dict[str, Any]) -> list[list[int]]:
     """Iterate over a dataset."""
     return list(ReplayDataset(url=url, buffer="math", collate=ids_of, run="grpo", **options))
+
+
+def new_model() -> torch.nn.Module:
+    """Return a small language model, the same in every process."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16))
+
+
+def token_losses(model: torch.nn.Module, tensors: PaddedBatch) -> torch.Tensor:
+    """Return the cross-entropy of each token, [N, L]; 0 for the first of a sequence."""
+    logits = model(tensors.token_ids[:, :-1]).transpose(1, 2)
+    losses = cross_entropy(logits, tensors.token_ids[:, 1:], reduction="none")
+    return pad(losses, (1, 0))
+
+
+def gradients(rank: int, url: str, n: int, wrapper: str, code: str) -> tuple[int, dict[str, Any]]:
+    """Run `backward` of the code on a leased batch. Return its number of groups and gradients."""
+    model = wrapped = new_model()
+    if wrapper == "DDP":
+        wrapped = DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard  # an import of two seconds
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    scope: dict[str, Any] = {"token_losses": token_losses}
+    exec(code, scope)  # noqa: S102 - our page
+    with (
+        _sharded(url) as buffer,
+        buffer.lease(n, ttl=60, step=0, timeout=5, even=False) as lease,
+    ):
+        scope["backward"](wrapped, lease.batch)
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient: Any = parameter.grad
+        found[name] = np.asarray(gradient.full_tensor() if wrapper == "FSDP2" else gradient)
+    return len(lease.batch), found
 
 
 def grpo_update(rank: int, url: str, n: int) -> dict[str, Any]:

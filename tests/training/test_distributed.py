@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -337,6 +340,25 @@ def test_a_damaged_group_of_a_sample_is_drawn_once(
     assert buffer.draws()[0].outcomes.count(rdb.DrawOutcome.LOST) == 1
     found = ranks.call(calls.sample, url, 4, {"policy": rdb.Fifo()})
     assert sorted(chain(*(ids for ids, _, _ in found))) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", pytest.param("FSDP2", marks=pytest.mark.nightly)])
+def test_gradients_are_those_of_one_process(ranks: Ranks, sqlite_url: str, wrapper: str) -> None:
+    """The code of docs/distributed.md, for groups of unequal sizes, and a rank without a group."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "distributed.md").read_text("utf8")
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "backward" in one]
+    with blocking.Store.open(sqlite_url, run="generator") as store:
+        buffer = store.buffer("math")
+        buffer.put([long_group(f"g{n}", n) for n in (2, 3, 13)])
+        whole = rdb.Batch(buffer.get([1, 2, 3])).padded(pad_token_id=0)
+        found = ranks.call(calls.gradients, sqlite_url, 3, wrapper, code)
+    assert sorted(number for number, _ in found) == [0, 1, 1, 1]
+    model = calls.new_model()
+    calls.token_losses(model, whole)[whole.loss_mask].mean().backward()
+    for _, of_rank in found:
+        for name, parameter in model.named_parameters():
+            expected = np.asarray(parameter.grad)
+            np.testing.assert_allclose(of_rank[name], expected, rtol=1e-5, err_msg=name)
 
 
 def test_samples_without_groups(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
