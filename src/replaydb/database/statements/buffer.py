@@ -19,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import in_turn, server_time
+from replaydb.database.expressions import bytewise, in_turn, server_time
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     buffer,
@@ -85,7 +85,7 @@ def lock_buffer(buffer_id: Any) -> Select[Any]:
 
 def select_buffer_names() -> Select[Any]:
     """Select the names of all buffers."""
-    return select(buffer.c.name).order_by(buffer.c.name)
+    return select(buffer.c.name).order_by(bytewise(buffer.c.name))
 
 
 def select_buffers() -> Select[Any]:
@@ -96,7 +96,7 @@ def select_buffers() -> Select[Any]:
         .where(episode_group.c.buffer_id == buffer.c.id)
         .scalar_subquery()
     )
-    return select(buffer, groups.label("num_groups")).order_by(buffer.c.name)
+    return select(buffer, groups.label("num_groups")).order_by(bytewise(buffer.c.name))
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
-from replaydb.database.expressions import among
+from replaydb.database.expressions import among, bytewise
 from replaydb.database.schema import episode_group, group, lease
 from replaydb.database.staleness import current_staleness
 from replaydb.database.statements.selections import selection
@@ -56,7 +56,7 @@ def count_leased_by_owner(buffer_id: int, tasks: Collection[str] | None, most: i
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
         .where(group.id.in_(some))
         .group_by(lease.c.owner)
-        .order_by(func.count().desc(), lease.c.owner)
+        .order_by(func.count().desc(), bytewise(lease.c.owner))
     )
 
 

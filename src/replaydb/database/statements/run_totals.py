@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Select, func, select
 
 from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import among, total
+from replaydb.database.expressions import among, bytewise, total
 from replaydb.database.schema import buffer, draw, draw_group, episode_group, group
 
 
@@ -35,7 +35,7 @@ def sum_put(ids: Sequence[int], run_id: int) -> Select[Any]:
         .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
         .where(among(group.id, ids), group.run_id + 0 == run_id)
         .group_by(*key)
-        .order_by(*key)
+        .order_by(bytewise(buffer.c.name), bytewise(group.task_name), group.min_policy_version)
     )
 
 

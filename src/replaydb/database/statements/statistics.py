@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import seconds_between, total
+from replaydb.database.expressions import bytewise, seconds_between, total
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
 from replaydb.database.staleness import current_staleness
@@ -74,7 +74,8 @@ def select_task_counters(buffer_id: Any) -> Select[Any]:
         version(func.max),
         version(func.min),
     )
-    return select(*columns).where(task.c.buffer_id == buffer_id).order_by(task.c.task_name)
+    mine = task.c.buffer_id == buffer_id
+    return select(*columns).where(mine).order_by(bytewise(task.c.task_name))
 
 
 def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
@@ -101,7 +102,7 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
         )
         .where(condition, group.prompt_uid.is_not(None))
         .group_by(group.prompt_uid, group.task_name)
-        .order_by(group.task_name, group.prompt_uid)
+        .order_by(bytewise(group.task_name), bytewise(group.prompt_uid))
     )
 
 
@@ -237,7 +238,7 @@ def _by_status(buffer_id: Any, *sums: ColumnElement[Any]) -> Select[Any]:
         )
         .where(group.buffer_id == buffer_id)
         .group_by(group.task_name, group.group_status)
-        .order_by(group.task_name, group.group_status)
+        .order_by(bytewise(group.task_name), bytewise(group.group_status))
     )
 
 
