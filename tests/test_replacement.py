@@ -11,12 +11,14 @@ from sqlalchemy import update
 from replaydb import (
     Buffer,
     Capacity,
+    ConsumedGroupError,
     DuplicateGroupError,
     EpisodeGroup,
     Fifo,
     GroupStatus,
     InvalidInputError,
     Prioritized,
+    Store,
     TopPriority,
     col,
 )
@@ -149,6 +151,16 @@ async def test_a_repeated_step_replaces_its_stored_groups(buffer: Buffer) -> Non
     assert done.filtered_ids[0] == equal
     assert await buffer.count() == 5
     assert (await buffer.find(uids="equal"))[0].reward_max == EQUAL[0]
+
+
+async def test_a_repeated_step_whose_groups_were_consumed(store: Store) -> None:
+    buffer = await store.buffer("once", max_times_sampled=1)
+    first = await replace_uninformative(fresh(), buffer, Fifo(), step=3)
+    with pytest.raises(ConsumedGroupError):
+        await replace_uninformative(fresh(), buffer, Fifo(), on_duplicate="replace", step=3)
+    again = await replace_uninformative(fresh(), buffer, Fifo(), on_duplicate="renew", step=3)
+    assert len(again.fresh_ids) == len(first.fresh_ids)
+    assert set(again.fresh_ids).isdisjoint(first.fresh_ids)
 
 
 async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:

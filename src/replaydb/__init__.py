@@ -11,6 +11,7 @@ from replaydb.database.repository.puts import OnDuplicate
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
     BufferFullError,
+    ConsumedGroupError,
     CorruptPayloadError,
     DatabaseError,
     DatabaseFullError,
@@ -56,6 +57,7 @@ from replaydb.policies import (
 )
 from replaydb.publishing import publish
 from replaydb.results import (
+    AckReport,
     BufferInfo,
     BufferStats,
     DrawInfo,
@@ -84,6 +86,7 @@ from replaydb.store import Store
 
 __all__ = [
     "UNKNOWN_VERSION",
+    "AckReport",
     "Batch",
     "Buffer",
     "BufferFullError",
@@ -91,6 +94,7 @@ __all__ = [
     "BufferSettings",
     "BufferStats",
     "Capacity",
+    "ConsumedGroupError",
     "CorruptPayloadError",
     "DatabaseError",
     "DatabaseFullError",

@@ -9,6 +9,7 @@
     ├── UnknownGroupError (LookupError)     the buffer has no groups with those ids or uids
     ├── UnknownDrawError (LookupError)      the buffer has no record of that draw
     ├── DuplicateGroupError                 a group_uid is already in the buffer
+    │   └── ConsumedGroupError              a group that a put would replace was consumed
     ├── NotEnoughGroupsError                fewer groups are eligible than requested
     ├── RateLimitedError                    the rate limit blocked the call until its timeout
     ├── BufferFullError                     the buffer is full and nothing can be evicted
@@ -145,6 +146,25 @@ class DuplicateGroupError(ReplayDBError):
         super().__init__(
             f"already in the buffer: {_some(self.group_uids)} "
             "(on_duplicate='ignore' keeps the stored group, 'replace' and 'renew' overwrite it)"
+        )
+
+
+class ConsumedGroupError(DuplicateGroupError):
+    """A group that a put would replace was consumed. Nothing of the put was stored.
+
+    Consumed groups are archived by an ack, by `max_times_sampled`, or by `put` or `update`.
+    Replacing one would let it be trained on again. `on_duplicate="renew"` does so on purpose, and
+    evicted groups can be replaced.
+
+    Attributes:
+        group_uids: Uids of the consumed groups.
+    """
+
+    def __init__(self, group_uids: Iterable[str]) -> None:
+        super().__init__(group_uids)
+        self.args = (
+            f"consumed: {_some(self.group_uids)}; 'replace' would let them be drawn again "
+            "(on_duplicate='renew' stores the groups as new ones)",
         )
 
 

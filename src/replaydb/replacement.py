@@ -93,7 +93,7 @@ async def replace_uninformative(
         max_staleness: Maximum staleness, in policy versions, of fresh and stored groups.
         priority: As for `Buffer.put`.
         on_duplicate: As for `Buffer.put`. A trainer that resumes from a checkpoint repeats steps
-            that are already stored; with "replace" it overwrites their groups.
+            that are already stored; with "renew" the regenerated groups take their place.
         step: Trainer step to record with the draw.
 
     Returns:
@@ -102,8 +102,8 @@ async def replace_uninformative(
     Raises:
         InvalidInputError: An argument is invalid, or `informative` did not return a bool. Nothing
             was stored.
-        DuplicateGroupError: A group is already in the buffer and `on_duplicate` is "error". Nothing
-            was stored.
+        DuplicateGroupError: A group is already in the buffer and `on_duplicate` is "error", or it
+            was consumed and `on_duplicate` is "replace". Nothing was stored.
         RateLimitedError: The rate limit of the buffer blocks the draw. All groups were stored.
     """
     fresh = checks.instances("groups", groups, EpisodeGroup)

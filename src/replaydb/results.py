@@ -73,6 +73,21 @@ class DrawInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class AckReport:
+    """Result of an ack.
+
+    Attributes:
+        settled: Ids of the groups that this ack acknowledged, in ascending order.
+        gone: Ids of the groups that the lease has lost, because another process deleted them or
+            replaced their content. They were not acknowledged, although a trainer may have used
+            them. Groups that their holder replaced itself are not included.
+    """
+
+    settled: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """Metadata of a group, without its episodes, as `Buffer.find` returns it.
 
@@ -385,7 +400,9 @@ class TaskCounters:
         num_available: Number of groups that can be drawn now.
         num_pending: Number of incremental groups that are not complete.
         num_leased: Number of leased groups.
-        num_inserted: Number of groups ever put.
+        num_inserted: Number of groups ever put, including those that replaced a stored group.
+        num_replaced: Number of groups that replaced the content of a stored group
+            (`on_duplicate="replace"`).
         num_sampled: Number of groups ever drawn; a group counts once per draw.
         num_groups: Number of groups that count against capacity: all statuses except archived.
         num_tokens: Number of tokens of these groups.
@@ -400,6 +417,7 @@ class TaskCounters:
     num_pending: int
     num_leased: int
     num_inserted: int
+    num_replaced: int
     num_sampled: int
     num_groups: int
     num_tokens: int

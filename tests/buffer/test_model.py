@@ -151,11 +151,16 @@ async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) 
         with pytest.raises(rdb.DuplicateGroupError):
             await buffer.put(groups)
         return
+    stored = [model.rows[uid] for uid, *_ in rows if uid in model.rows]
+    if on_duplicate == "replace" and any(row.status == "archived" for row in stored):
+        with pytest.raises(rdb.ConsumedGroupError):
+            await buffer.put(groups, on_duplicate=on_duplicate)
+        return
     ids = await buffer.put(groups, on_duplicate=on_duplicate)
     for group_id, (uid, task, priority, version, status) in zip(ids, rows, strict=True):
-        stored = model.rows.get(uid)
-        assert stored is None or stored.id == group_id
-        if stored is None or on_duplicate == "replace":
+        known = model.rows.get(uid)
+        assert known is None or known.id == group_id
+        if known is None or on_duplicate == "replace":
             model.rows[uid] = Row(group_id, task, priority, version, status)
     assert len({row.id for row in model.rows.values()}) == len(model.rows)
     model.expire()

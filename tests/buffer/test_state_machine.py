@@ -142,7 +142,10 @@ class Machine(RuleBasedStateMachine):
         with pytest.raises(rdb.DuplicateGroupError):
             self.run(self.buffer.put(again))
         assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
-        if ids := self._put([again], on_duplicate=how):
+        if how == "replace" and old.status == "archived" and old.has_payload:  # not evicted
+            with pytest.raises(rdb.ConsumedGroupError):
+                self.run(self.buffer.put(again, on_duplicate="replace"))
+        elif ids := self._put([again], on_duplicate=how):
             self.model.release(uid)
             assert (ids == [old.id]) == (how == "replace")
             if how == "replace":

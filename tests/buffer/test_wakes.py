@@ -71,7 +71,7 @@ async def revoked(buffer: Buffer, lease: Lease | None) -> None:
     await buffer.revoke(lease.id)
 
 
-def ack(_buffer: Buffer, lease: Lease | None) -> Awaitable[None]:
+def ack(_buffer: Buffer, lease: Lease | None) -> Awaitable[rdb.AckReport]:
     assert lease is not None
     return lease.ack()
 

@@ -293,6 +293,20 @@ def test_one_process_without_torch_distributed(url: str) -> None:
             ShardedBuffer(buffer, shard=0)
 
 
+def test_groups_that_others_replace(
+    url: str, buffer: blocking.Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with blocking.Store.open(url, run="grpo") as store:
+        alone = ShardedBuffer(store.buffer("math", create=False))
+        with alone.lease(4, ttl=60, step=0) as lease:
+            buffer.put(long_group("g2", 10), on_duplicate="replace")
+            assert lease.ack() == rdb.AckReport(settled=(1, 3, 4), gone=(2,))
+        assert not caplog.records
+        with alone.lease(2, ttl=60, step=1):
+            buffer.put(long_group("g2", 20), on_duplicate="replace")
+        assert f"groups 2 of lease {lease.id + 1} were" in caplog.text
+
+
 def test_ranks_share_a_sample(ranks: Ranks, buffer: blocking.Buffer, url: str) -> None:
     found = ranks.call(calls.sample, url, 8, {"policy": rdb.Prioritized()})
     assert sorted(sorted(ids) for ids, *_ in found) == [[1, 8], [2, 7], [3, 6], [4, 5]]

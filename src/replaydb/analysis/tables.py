@@ -166,7 +166,8 @@ def draws(
         tasks: Only groups of these tasks.
         runs: Only draws that these runs made.
         where: Only groups that meet this condition over `replaydb.col`. With `tasks` or `where`,
-            groups that were deleted after the draw are omitted.
+            groups that were deleted after the draw are omitted; with `where`, also groups that were
+            replaced.
 
     Returns:
         Lazy rows.

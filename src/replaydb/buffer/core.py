@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy import ColumnElement, Connection
 
@@ -35,6 +36,9 @@ from replaydb.errors import (
 )
 from replaydb.settings import BufferSettings
 
+if TYPE_CHECKING:
+    from replaydb.buffer.lease import Lease
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -57,6 +61,8 @@ class BufferCore:
         self._row = row
         self._releasing: set[asyncio.Task[None]] = set()
         self._drawn_tasks: frozenset[str] = frozenset()  # of the last draw
+        # Leases that this object has taken or opened, by id, while anything refers to them.
+        self._leases: WeakValueDictionary[int, Lease] = WeakValueDictionary()
         # Whether filters are slow to evaluate, and until when to assume that: see `Drawing._judge`.
         self._slow_filters: dict[object, tuple[bool, float]] = {}
 
@@ -128,7 +134,15 @@ class BufferCore:
         """Run `work` with `transact`, a method of the database, and expire groups if required."""
         limit = end_in(allowance()) if end is None else end
         run = await self._run(limit)
-        scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._set_row)
+        scope = Scope(
+            self._database.backend,
+            self.id,
+            self.name,
+            run,
+            self._row,
+            self._set_row,
+            held=self._leases,
+        )
         while True:
             try:
                 result = await transact(lambda connection: work(connection, scope), end=end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,10 +25,13 @@ from replaydb.errors import (
     LeaseExpiredError,
     StoreClosedError,
 )
+from replaydb.results import AckReport
 from replaydb.tracing import traced
 
 if TYPE_CHECKING:
     from replaydb.buffer.leasing import Leasing
+
+logger = logging.getLogger(__name__)
 
 #: How often the heartbeat extends a lease within its ttl, and how often it tries within its ttl
 #: while the database fails, so that the lease is extended soon after a short outage.
@@ -40,7 +44,8 @@ class Lease:
 
     Get it from `Buffer.lease`, or from `Buffer.open_lease` for a lease that another process took.
     Inside `async with`, a heartbeat extends the lease while the event loop runs. At the end of the
-    block, the groups that are still leased are acked, or nacked if the block raised.
+    block, the groups that are still leased are acked, or nacked if the block raised. If another
+    process has deleted or replaced some of them, the others are acked and a warning is logged.
 
     Attributes:
         id: Id of the lease, at least 1. An empty lease has the id 0: it is not stored, does not
@@ -70,6 +75,8 @@ class Lease:
         self.ttl = ttl
         self.ids = list(num_tokens)
         self.num_tokens = list(num_tokens.values())
+        if lease_id:
+            buffer._leases[lease_id] = self
 
     def __repr__(self) -> str:
         return f"Lease(id={self.id}, {len(self._leased)} of {len(self.ids)} groups leased)"
@@ -190,7 +197,7 @@ class Lease:
         if not self._leased:
             return
         if error is None:
-            await self.ack()
+            warn_of_losses(self._buffer.name, self.id, await self.ack())
             return
         with contextlib.suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
             # the error of the block is the one to raise
@@ -202,7 +209,7 @@ class Lease:
         *,
         cursor: Mapping[str, Any] | None = None,
         advance_policy: int | None = None,
-    ) -> None:
+    ) -> AckReport:
         """Acknowledge groups as used: archive them, or return them if `on_ack="return"`.
 
         Args:
@@ -212,15 +219,20 @@ class Lease:
             advance_policy: New policy version, set in the same transaction. See
                 `Buffer.advance_policy`.
 
+        Returns:
+            Which groups were acknowledged, and which groups the lease had lost.
+
         Raises:
-            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
-                Nothing was changed.
+            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups
+                `ids`. Nothing was changed.
             InvalidInputError: An argument is invalid, or the policy cannot be advanced to this
                 version: see `Buffer.advance_policy`. Nothing was changed.
         """
         chosen = self._chosen(ids)
-        await self._buffer._ack(self.id, chosen, cursor, advance_policy)
+        report = await self._buffer._ack(self.id, chosen, cursor, advance_policy)
+        self._leased.difference_update(report.gone)
         self._released(chosen)
+        return report
 
     async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:
         """Release groups unused. Their attempt count is incremented.
@@ -353,6 +365,19 @@ class Lease:
     def _released(self, ids: list[int] | None) -> None:
         self._leased -= self._leased if ids is None else set(ids)
         self._buffer._database.signal.announce()
+
+
+def warn_of_losses(buffer_name: str, lease_id: int, report: AckReport) -> None:
+    """Log a warning if a lease had lost groups when it was acked."""
+    if report.gone:
+        logger.warning(
+            "buffer %r: groups %s of lease %d were deleted or replaced by another process while "
+            "they were leased; the other %d groups were acknowledged",
+            buffer_name,
+            ", ".join(map(str, report.gone)),
+            lease_id,
+            len(report.settled),
+        )
 
 
 def _storable(text: str) -> str:

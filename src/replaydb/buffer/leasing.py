@@ -27,7 +27,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy
-from replaydb.results import LeaseInfo
+from replaydb.results import AckReport, LeaseInfo
 
 #: Statuses from which groups can be leased.
 _LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}
@@ -209,7 +209,7 @@ class Leasing(Drawing):
         *,
         cursor: Mapping[str, Any] | None = None,
         advance_policy: int | None = None,
-    ) -> None:
+    ) -> AckReport:
         """Acknowledge all groups of a lease by its id, without loading its batch.
 
         Use it to acknowledge groups later, for example at the next checkpoint, without keeping
@@ -222,13 +222,17 @@ class Leasing(Drawing):
             cursor: JSON values by name, written in the same transaction. `cursor` reads them.
             advance_policy: New policy version, set in the same transaction. See `advance_policy`.
 
+        Returns:
+            Which groups were acknowledged, and which groups the lease had lost.
+
         Raises:
             LeaseExpiredError: The lease has expired, has ended, or is not of this buffer. Nothing
                 was changed.
             InvalidInputError: An argument is invalid, or the policy cannot be advanced to this
                 version. Nothing was changed.
         """
-        await self._ack(checks.whole_number("lease_id", lease_id), None, cursor, advance_policy)
+        number = checks.whole_number("lease_id", lease_id)
+        return await self._ack(number, None, cursor, advance_policy)
 
     async def _ack(
         self,
@@ -236,14 +240,17 @@ class Leasing(Drawing):
         ids: list[int] | None,
         cursor: Mapping[str, Any] | None,
         advance_policy: int | None,
-    ) -> None:
+    ) -> AckReport:
         """Acknowledge groups of a lease; None: all. There are none if its id is 0."""
         cursors = checks.cursors("cursor", cursor)
         version = checks.optional(checks.policy_version, "advance_policy", advance_policy)
 
+        report = AckReport()
+
         def settle(buffer: LockedBuffer) -> None:
+            nonlocal report
             if lease_id:
-                leases.ack(buffer, lease_id, ids)
+                report = leases.ack(buffer, lease_id, ids)
             buffer.cursors |= cursors
 
         def work(connection: Connection, scope: Scope) -> None:
@@ -261,6 +268,7 @@ class Leasing(Drawing):
         elif lease_id or cursors:
             await self._write(work)
             self._database.signal.announce()
+        return report
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
         """End a lease and release its groups now, whichever process has it.

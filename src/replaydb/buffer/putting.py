@@ -94,7 +94,8 @@ class Putting(BufferCore):
 
                 - "error" (default): raise `DuplicateGroupError`.
                 - "ignore": keep the stored group. It is not evicted for the other groups.
-                - "replace": overwrite the stored group. Its id, age and attempts stay.
+                - "replace": overwrite the stored group. Its id, age and attempts stay. A consumed
+                  group (archived, but not by an eviction) is not replaced.
                 - "renew": delete the stored group and store the new one under a new id, in one
                   transaction.
             priority: Sampling priority instead of the groups' own: a number for all groups, or a
@@ -113,6 +114,7 @@ class Putting(BufferCore):
         Raises:
             DuplicateGroupError: A `group_uid` is already in the buffer and `on_duplicate` is
                 "error".
+            ConsumedGroupError: A group that "replace" would overwrite was consumed.
             InvalidInputError: An argument is invalid: `groups` has other objects than groups, a uid
                 occurs twice, a group has a status that cannot be put or an invalid priority (see
                 `update_priorities`), or the groups exceed the capacity of an empty buffer.

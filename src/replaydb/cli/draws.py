@@ -140,7 +140,7 @@ def _facts(group: GroupInfo | None, times_replaced: int | None) -> tuple[object,
     if group is None:
         return "deleted", None, None
     if group.times_replaced != times_replaced:
-        return group.task_name, group.prompt_uid, "replaced"
+        return "replaced", None, None
     return group.task_name, group.prompt_uid, group.reward_mean
 
 

@@ -48,7 +48,7 @@ from replaydb.results import DrawOutcome
 #: Every revision in `migrations/`, the newest last. Opening a store compares with the last one, and
 #: so does not need alembic.
 REVISIONS: tuple[str, ...] = (
-    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"),
+    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
 )
 
 metadata = MetaData(
@@ -118,6 +118,8 @@ task = Table(
     Column("num_outdated", BigInteger, nullable=False, server_default=text("0")),
     Column("is_expiring", Boolean, nullable=False, server_default=false()),
     Column("aged_to", BigInteger),
+    # Of `num_inserted`: groups whose put replaced the content of a stored group.
+    Column("num_replaced", BigInteger, nullable=False, server_default=text("0")),
     UniqueConstraint("buffer_id", "task_name"),
     sqlite_autoincrement=True,
 )
@@ -130,6 +132,8 @@ lease = Table(
     Column("owner", Name, nullable=False),
     Column("acquired_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
+    # Ids of groups that others deleted or replaced while they were leased. NULL: none.
+    Column("lost_ids", Json),
     Index("ix_lease_expires_at", "buffer_id", "expires_at"),
     sqlite_autoincrement=True,
 )
@@ -178,6 +182,9 @@ episode_group = Table(
     Column("comparable_version", BigInteger),
     # How often its content was replaced. Draws record it: see `draw_group`.
     Column("times_replaced", Integer, nullable=False, server_default=text("0")),
+    # Whether it was archived by an eviction. Other archived groups were consumed, and are not
+    # replaced.
+    Column("is_evicted", Boolean, nullable=False, server_default=false()),
     ForeignKeyConstraint(
         ["buffer_id", "task_name"], ["task.buffer_id", "task.task_name"], ondelete="CASCADE"
     ),
@@ -403,6 +410,16 @@ draw_group = Table(
     Column("outcome_at", UtcDateTime),
     # `times_replaced` of the group at the draw; NULL: all that is known is a later replacement.
     Column("times_replaced", Integer, server_default=text("0")),
+    # What was drawn, copied from the group when a put replaced it; otherwise NULL. `group_run_id`
+    # is no foreign key: lineage outlives runs that put groups.
+    Column("task_name", Name),
+    Column("prompt_uid", Name),
+    Column("group_run_id", Id),
+    Column("reward_mean", Double),
+    Column("reward_std", Double),
+    Column("min_policy_version", BigInteger),
+    Column("max_policy_version", BigInteger),
+    Column("num_tokens", BigInteger),
     sqlite_with_rowid=False,
 )
 #: A literal, for the same reason as in `IS_IDLE`.

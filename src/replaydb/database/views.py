@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     ColumnElement,
     CreateView,
@@ -44,12 +46,53 @@ def was_trained_on(outcome: ColumnElement[str]) -> ColumnElement[bool]:
     return outcome.in_([literal_column(repr(name.value)) for name in TRAINED])
 
 
+#: Whether a drawn group still has the content that was drawn.
+IS_SAME = (_group.id == draw_group.c.group_id) & (
+    _group.times_replaced == draw_group.c.times_replaced
+)
+
+
+def as_drawn(name: str) -> Label[Any]:
+    """Return a column of a drawn group with the content that was drawn.
+
+    It is NULL if the group was deleted since. The query must join groups by `IS_SAME`.
+    """
+    return func.coalesce(_group[name], draw_group.c[name]).label(name)
+
+
+def times_sampled() -> ColumnElement[int]:
+    """Return the number of draws of a group, with those of the same prompt that it replaced."""
+    replaced = _count_trained(_IS_OF_PROMPT)
+    return _group.times_sampled + case((_group.times_replaced > 0, replaced), else_=0)
+
+
+#: Whether a drawn group is content, since replaced, of the prompt that the group has now.
+_IS_OF_PROMPT = (draw_group.c.task_name == _group.task_name) & (
+    draw_group.c.prompt_uid == _group.prompt_uid
+)
+
+
+def _count_trained(which: ColumnElement[bool]) -> ColumnElement[int]:
+    """Return the number of times that a group was trained on, in draws that meet a condition."""
+    return (
+        select(func.count())
+        .where(
+            draw_group.c.group_id == _group.id,
+            was_trained_on(draw_group.c.outcome),
+            which,
+        )
+        .correlate(episode_group)
+        .scalar_subquery()
+    )
+
+
 #: Columns that are internal to draws, or that the overview shows under another name.
 _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
     "lease_id",
     "leased_from",
     "min_episodes",
     "deadline",
+    "is_evicted",
 }
 
 
@@ -116,40 +159,23 @@ def select_history() -> Select[tuple[object, ...]]:
                 (draw_group.c.outcome == DrawOutcome.SAMPLED.value, draw.c.created_at),
                 else_=draw_group.c.outcome_at,
             ).label("outcome_at"),
-            _group.task_name,
-            _group.prompt_uid,
-            _group.reward_mean,
-            _group.reward_std,
+            *map(as_drawn, ("task_name", "prompt_uid", "reward_mean", "reward_std")),
             putter.c.name.label("group_run_name"),
             putter.c.lineage.label("group_run_lineage"),
-            _group.min_policy_version,
-            _group.max_policy_version,
-            _group.num_tokens,
+            *map(as_drawn, ("min_policy_version", "max_policy_version", "num_tokens")),
         )
         .join_from(draw, draw_group, draw_group.c.draw_id == draw.c.id)
         .join(buffer, buffer.c.id == draw.c.buffer_id)
         .outerjoin(run, run.c.id == draw.c.run_id)
-        # A group that was replaced since the draw has other content than the one that was drawn.
-        .outerjoin(
-            episode_group,
-            (_group.id == draw_group.c.group_id)
-            & (_group.times_replaced == draw_group.c.times_replaced),
-        )
-        .outerjoin(putter, putter.c.id == _group.run_id)
+        .outerjoin(episode_group, IS_SAME)
+        .outerjoin(putter, putter.c.id == func.coalesce(_group.run_id, draw_group.c.group_run_id))
     )
 
 
 def select_prompts() -> Select[tuple[object, ...]]:
     """Select a row for each prompt with a uid, per task."""
-    trained = (
-        select(func.count())
-        .where(
-            draw_group.c.group_id == _group.id,
-            was_trained_on(draw_group.c.outcome),
-        )
-        .correlate(episode_group)
-        .scalar_subquery()
-    )
+    # Draws by versions that did not keep replaced content count for the group.
+    trained = _count_trained(draw_group.c.task_name.is_(None) | _IS_OF_PROMPT)
     return (
         select(
             buffer.c.name.label("buffer_name"),
@@ -163,7 +189,7 @@ def select_prompts() -> Select[tuple[object, ...]]:
             func.max(_group.reward_max).label("reward_max"),
             func.min(_group.min_policy_version).label("first_version"),
             func.max(_group.max_policy_version).label("last_version"),
-            total(_group.times_sampled, "times_sampled"),
+            total(times_sampled(), "times_sampled"),
             total(trained, "times_trained"),
             func.min(_group.created_at, type_=UtcDateTime()).label("first_put_at"),
             func.max(_group.created_at, type_=UtcDateTime()).label("last_put_at"),

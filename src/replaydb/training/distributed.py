@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement
 from replaydb import blocking, checks
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
+from replaydb.buffer.lease import warn_of_losses
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -20,6 +21,7 @@ from replaydb.errors import (
     ReplayDBError,
 )
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
+from replaydb.results import AckReport
 from replaydb.training.ranks import Ranks
 
 
@@ -178,7 +180,9 @@ class ShardedBuffer:
             shared = ShardedLease(self._ranks, leased, number, found, batch)
             yield shared
             if not shared.has_ended:
-                shared.ack()
+                report = shared.ack()
+                if leased is not None:
+                    warn_of_losses(self._buffer.name, shared.id, report)
 
     def sample(
         self,
@@ -329,13 +333,16 @@ class ShardedLease:
 
     def ack(
         self, *, cursor: Mapping[str, Any] | None = None, advance_policy: int | None = None
-    ) -> None:
+    ) -> AckReport:
         """Acknowledge the groups of all ranks, when all have called this. One transaction.
 
         Args:
             cursor: JSON values by name, written in the same transaction, such as the step of the
                 checkpoint that contains these groups. The same on all ranks.
             advance_policy: New policy version, set in the same transaction. The same on all ranks.
+
+        Returns:
+            Which groups of all ranks were acknowledged, and which groups the lease had lost.
 
         Raises:
             LeaseExpiredError: The lease has expired or ended. Nothing was changed.
@@ -350,12 +357,13 @@ class ShardedLease:
 
         given = self._ranks.same(checked)
 
-        def settle() -> None:
+        def settle() -> AckReport:
             assert self._lease is not None  # noqa: S101 - this is the first rank
-            self._lease.ack(cursor=given["cursor"], advance_policy=given["advance_policy"])
+            return self._lease.ack(cursor=given["cursor"], advance_policy=given["advance_policy"])
 
-        self._ranks.on_first(settle)
+        report = self._ranks.on_first(settle)
         self.has_ended = True
+        return report
 
 
 class _Assigned(NamedTuple):

@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 #: Help texts of counters.
 COUNTERS = {
-    "gen_groups": "Groups put since the buffer was created.",
-    "gen_task": "Groups put since the buffer was created, by task.",
+    "gen_groups": "Groups put since the buffer was created, without replacements.",
+    "gen_replaced": "Puts that replaced the content of a group since the buffer was created.",
+    "gen_task": "Groups put since the buffer was created, without replacements, by task.",
     "train_drawn": "Groups drawn since the buffer was created; a group counts once for each draw.",
     "train_task": "Groups drawn since the buffer was created, by task.",
 }

@@ -104,8 +104,8 @@ async def test_stats(store: Store) -> None:
         GroupTotals("gsm8k", failed, 1, 1, 5, bad, None, None, None, 0.5),
     )
     assert stats.tasks == (
-        TaskCounters("code", 9, 1, 0, 0, 1, 1, 1, 10, code, None, None),
-        TaskCounters("gsm8k", None, 3, 0, 0, 4, 2, 4, 35, good + bad, 2, 3),
+        TaskCounters("code", 9, 1, 0, 0, 1, 0, 1, 1, 10, code, None, None),
+        TaskCounters("gsm8k", None, 3, 0, 0, 4, 0, 2, 4, 35, good + bad, 2, 3),
     )
     assert await buffer.stats(totals=False) == dataclasses.replace(stats, totals=())
     assert (stats.num_groups, stats.policy_version, stats.settings) == (5, 4, buffer.settings)

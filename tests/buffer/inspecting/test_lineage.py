@@ -131,7 +131,7 @@ async def test_replaced_groups_are_not_redrawn(buffer: Buffer, url: str) -> None
     history = training_history.table.c
     shown = select(history.reward_mean).order_by(history.draw_id, history.position)
     async with transaction(url) as connection:
-        assert (await connection.scalars(shown)).all() == [0.0, None, None, 0.0, 0.0, 1.0]
+        assert (await connection.scalars(shown)).all() == [0.0, 0.0, None, 0.0, 0.0, 1.0]
     await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
     with pytest.raises(rdb.PayloadGoneError):  # even if the tokens are the same again
         await buffer.redraw(second.draw_id)

@@ -162,7 +162,8 @@ async def test_an_ack_and_a_revocation_at_once(buffer: Buffer, elsewhere: Buffer
             lease.ack(), elsewhere.revoke(lease.id), return_exceptions=True
         )
         ends = {one.status for one in await buffer.get(ids)}
-        if acked is None:
+        if isinstance(acked, rdb.AckReport):
+            assert acked == rdb.AckReport(settled=tuple(ids))
             assert (revoked, ends) == ([], {"archived"})
         else:
             assert isinstance(acked, rdb.LeaseExpiredError)

@@ -108,8 +108,8 @@ async def test_archived_groups_do_not_count(
     assert {str(one.status) for one in found} == {"archived"}
     assert all(one.num_tokens and one.archived_at and not one.completed_at for one in found)
     await check_invariants(url)
-    await buffer.put(group("a0", status="archived"), on_duplicate="replace", timeout=0)
-    await buffer.put(group("gsm8k-0", status="archived"), on_duplicate="renew", timeout=0)
+    await buffer.put(group("a0", status="archived"), on_duplicate="renew", timeout=0)
+    await buffer.put(group("gsm8k-0", status="archived"), on_duplicate="replace", timeout=0)
     assert await stored(url) == {"gsm8k-1"}
     batch = await buffer.sample(9, at_least=1)
     assert [one.group_uid for one in batch.groups] == ["gsm8k-1"]

@@ -48,7 +48,7 @@ from replaydb.database.statements.candidates import (
     shift_keys,
 )
 from replaydb.database.statements.counts import count_groups, count_groups_up_to
-from replaydb.database.statements.draw import select_steps, settle_groups
+from replaydb.database.statements.draw import keep_drawn, select_steps, settle_groups
 from replaydb.database.statements.episode_group import (
     age_groups,
     age_groups_by_id,
@@ -80,7 +80,7 @@ from replaydb.database.statements.history import (
 from replaydb.database.statements.lease import (
     select_any_overdue,
     select_leased,
-    select_leases_of,
+    select_losses,
     select_overdue,
     select_past_deadline,
 )
@@ -719,7 +719,7 @@ def of_a_step() -> Any:
     return selection(1, ids=[3, 4, 5], statuses=["archived"], where=old)
 
 
-@pytest.mark.parametrize("build", [weigh_groups, select_leases_of, select_sums, delete_groups])
+@pytest.mark.parametrize("build", [weigh_groups, select_sums, delete_groups])
 async def test_steps_of_a_deletion_find_their_groups_by_id(
     connection: AsyncConnection, build: Callable[[Any], Any]
 ) -> None:
@@ -727,6 +727,18 @@ async def test_steps_of_a_deletion_find_their_groups_by_id(
     assert not plan.scans, plan.text
     children = {f"pk_{one.name}" for one in (episode, group_tag, payload, transcript)}
     assert plan.indexes - children == {"pk_episode_group"}, plan.text
+
+
+async def test_what_drew_or_leased_a_replaced_group_is_found_by_id(
+    connection: AsyncConnection,
+) -> None:
+    """Or in the index of groups that are leased, if there are few of these."""
+    replaced = selection(1, ids=[3, 4, 5])
+    plan = await plan_of(connection, select_losses(replaced))
+    assert not plan.scans or "ix_episode_group_lease_id" in plan.text, plan.text
+    plan = await plan_of(connection, keep_drawn(replaced))
+    assert not plan.scans, plan.text
+    assert plan.indexes == {"pk_episode_group", "ix_draw_group_group_id"}, plan.text
 
 
 async def test_a_page_without_an_index_is_one_scan(connection: AsyncConnection) -> None:

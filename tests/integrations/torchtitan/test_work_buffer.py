@@ -248,6 +248,31 @@ async def test_late_results_are_dropped(build: Build, store: rdb.Store) -> None:
     assert gauges(slow)["rollout_buffer/num_groups_finalized"] == 0
 
 
+async def test_results_of_trained_groups_are_dropped(
+    build: Build, store: rdb.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has generated and trained on the group by the time it is put."""
+    slow, quick = build(), build()
+    await add(slow, 0)
+    await claimed(slow)
+    stored = await store.buffer("rollouts", create=False)
+    put = rdb.Buffer.put
+
+    async def late(*arguments: Any, **options: Any) -> list[int]:
+        monkeypatch.setattr(rdb.Buffer, "put", put)
+        [lease] = await stored.leases()
+        await stored.revoke(lease.id)
+        await claimed(quick)
+        await finalize(quick, 0)
+        await taken(quick)
+        await quick.release_active_groups(1, reason="trained")
+        return await put(*arguments, **options)
+
+    monkeypatch.setattr(rdb.Buffer, "put", late)
+    await finalize(slow, 0)
+    assert [one.status for one in await stored.find()] == ["archived"]
+
+
 async def test_a_lost_claim_is_taken_again(build: Build, store: rdb.Store) -> None:
     buffer = build()
     await add(buffer, 0)

@@ -20,6 +20,7 @@ from uuid import uuid4
 from processes.derived import derived_group
 from replaydb import (
     Buffer,
+    ConsumedGroupError,
     DatabaseUnavailableError,
     PayloadsUnavailableError,
     Store,
@@ -179,7 +180,8 @@ async def _clear(store: Store, buffer: Buffer, log: CallLog, chance: random.Rand
         case "archive":
             await buffer.update(ids, status="archived")
         case "replace":
-            await buffer.put(again, on_duplicate="replace")
+            with suppress(ConsumedGroupError):
+                await buffer.put(again, on_duplicate="replace")
         case "renew":
             await buffer.put(again, on_duplicate="renew")
         case _:

@@ -28,7 +28,14 @@ _MAINTENANCE: Rights = {
     "episode": {"DELETE": ()},
     "group_tag": {"INSERT": (), "DELETE": ()},
     "draw": {"UPDATE": ("step",), "DELETE": ()},
-    "draw_group": {"UPDATE": ("outcome", "outcome_reason", "outcome_at"), "DELETE": ()},
+    "draw_group": {
+        "UPDATE": (
+            *("outcome", "outcome_reason", "outcome_at"),
+            *("task_name", "prompt_uid", "group_run_id", "reward_mean", "reward_std"),
+            *("min_policy_version", "max_policy_version", "num_tokens"),
+        ),
+        "DELETE": (),
+    },
     "pack": {"UPDATE": (), "DELETE": ()},
     "cursor": {"INSERT": (), "UPDATE": ()},
     "commit_proof": {"INSERT": (), "UPDATE": (), "DELETE": ()},

@@ -384,4 +384,4 @@ def _partitions(
 def _evict(buffer: LockedBuffer, ids: Sequence[int], reason: str) -> None:
     if ids:
         rows = groups.scalars(buffer.connection, buffer.id, ids)
-        transitions.retire(buffer, rows, reason, keep_payload=False)
+        transitions.retire(buffer, rows, reason, keep_payload=False, is_evicted=True)

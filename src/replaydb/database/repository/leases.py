@@ -34,7 +34,7 @@ from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selecti
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
-from replaydb.results import DrawOutcome, LeaseInfo
+from replaydb.results import AckReport, DrawOutcome, LeaseInfo
 
 LEASE_EXPIRED = "lease expired"
 OTHERS_FAILED = "other groups of the batch could not be processed"
@@ -140,13 +140,13 @@ def extend(
         raise LeaseExpiredError(lease_id)
 
 
-def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
+def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> AckReport:
     """Acknowledge leased groups: archive them, or return them to be drawn again.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _leased(buffer, lease_id, ids)
+    rows, lost = _leased(buffer, lease_id, ids)
     settings, limit = buffer.settings, buffer.settings.draw_limit
     done, again = _split(
         rows,
@@ -160,6 +160,7 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
     transitions.retire(buffer, done, "acked", keep_payload=keep)
     _return(buffer, [(row, {"attempts": 0}) for row in again])
     _delete_if_empty(buffer, lease_id, ids)
+    return AckReport(tuple(_ids(rows)), tuple(lost))
 
 
 def nack(
@@ -175,7 +176,7 @@ def nack(
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _leased(buffer, lease_id, ids)
+    rows, _ = _leased(buffer, lease_id, ids)
     _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
     _delete_if_empty(buffer, lease_id, ids)
@@ -187,7 +188,7 @@ def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows, wanted = _leased(buffer, lease_id, None), set(ids)
+    (rows, _), wanted = _leased(buffer, lease_id, None), set(ids)
     if lost := wanted - set(_ids(rows)):
         raise LeaseExpiredError(lease_id, sorted(lost))
     failed, others = _split(rows, lambda row: row.id in wanted)
@@ -205,7 +206,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _leased(buffer, lease_id, ids)
+    rows, _ = _leased(buffer, lease_id, ids)
     changes = [(row, {"status_reason": reason}) for row in rows]
     transitions.move(buffer, changes, GroupStatus.FILTERED)
     lineage.settle(buffer, _ids(rows), DrawOutcome.REJECTED, reason)
@@ -245,15 +246,17 @@ def reap(buffer: LockedBuffer, most: int) -> bool:
     return len(rows) < most
 
 
-def _leased(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
-    """Return the scalars of all or some groups of a lease that has not expired."""
+def _leased(
+    buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None
+) -> tuple[Sequence[Any], Sequence[int]]:
+    """Return the scalars of all or some groups of a lease that has not expired, and its losses."""
     found = execute(buffer.connection, select_leased(buffer.id, lease_id, ids))
     if not found or found[0].expires_at <= buffer.now:
         raise LeaseExpiredError(lease_id)
     rows = [row for row in found if row.id is not None]
     if ids is not None and (lost := set(ids) - {row.id for row in rows}):
         raise LeaseExpiredError(lease_id, sorted(lost))
-    return rows
+    return rows, found[0].lost_ids or ()
 
 
 def _undo(

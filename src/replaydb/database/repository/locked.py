@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -37,6 +37,8 @@ class Scope:
         row: Row of the buffer as cached in this process.
         on_read: Called with the row of the buffer whenever it is read.
         messages: Log messages about maintenance, as level and text.
+        held: Ids of leases that the caller holds. It knows which of their groups it deletes or
+            replaces, so this is not recorded.
     """
 
     backend: Backend
@@ -46,6 +48,7 @@ class Scope:
     row: BufferRow
     on_read: Callable[[BufferRow], None]
     messages: list[tuple[int, str]] = field(default_factory=list)
+    held: Container[int] = ()
 
     def log_messages(self) -> None:
         """Log the messages. Call this after the commit, so that only durable changes are logged."""

@@ -61,7 +61,7 @@ def collect(
     state = buffers.checked(found, buffer_name)
     now = state.time(backend, connection)
     drawn = last._asdict()
-    tasks = [row._asdict() for row in counters]
+    tasks = [row._asdict() | {"num_added": row.num_inserted - row.num_replaced} for row in counters]
     rows = [_aged(row._asdict(), now) for row in chain.from_iterable(of_groups)]
     numbers = {
         **(_generated(rows) | _stored(rows, tasks) if sums else {}),
@@ -83,7 +83,8 @@ def _aged(row: dict[str, Any], now: datetime) -> dict[str, Any]:
 
 def _from_counters(tasks: _Rows) -> dict[str, Any]:
     return {
-        "gen/groups": _sum(tasks, "num_inserted"),
+        "gen/groups": _sum(tasks, "num_added"),
+        "gen/replaced": _sum(tasks, "num_replaced"),
         "buffer/groups": _sum(tasks, "num_groups"),
         "buffer/tokens": _sum(tasks, "num_tokens"),
         "buffer/bytes": _sum(tasks, "num_bytes"),
@@ -109,7 +110,7 @@ def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
     numbers = {
         "buffer/episodes": _sum(unarchived, "num_episodes"),
         "buffer/dropped": _sum(dropped, "num_groups"),
-        "buffer/deleted": max(0, _sum(tasks, "num_inserted") - total),
+        "buffer/deleted": max(0, _sum(tasks, "num_added") - total),
         "buffer/unsampled": _sum(completed, "num_unsampled"),
         "buffer/age_mean": _ratio(_sum(completed, "age_sum"), _sum(completed, "num_groups")),
         "buffer/age_max": _max(completed, "age_max"),
@@ -138,9 +139,7 @@ def _replayed(drawn: Mapping[str, Any], tasks: _Rows) -> dict[str, Any]:
         "replay/groups": drawn["num_replayed"],
         "replay/deleted": drawn["num_replayed_deleted"],
         "replay/share": _ratio(drawn["num_replayed"], drawn["num_groups"]),
-        "replay/samples_per_insert": _ratio(
-            _sum(tasks, "num_sampled"), _sum(tasks, "num_inserted")
-        ),
+        "replay/samples_per_insert": _ratio(_sum(tasks, "num_sampled"), _sum(tasks, "num_added")),
         "replay/reward_mean": drawn["replayed_reward_mean"],
         "replay/staleness_mean": drawn["replayed_staleness_mean"],
     }
@@ -167,7 +166,7 @@ def _cumulative(tasks: _Rows) -> dict[str, Any]:
     """Return the counters that never decrease, in total and by task."""
     numbers = {"train/drawn": _sum(tasks, "num_sampled")}
     for task in tasks:
-        numbers[f"gen/task/{task['task_name']}"] = task["num_inserted"]
+        numbers[f"gen/task/{task['task_name']}"] = task["num_added"]
         numbers[f"train/task/{task['task_name']}"] = task["num_sampled"]
     return numbers
 

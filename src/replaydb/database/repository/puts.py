@@ -42,7 +42,7 @@ from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selecti
 from replaydb.database.statements.task import delete_tasks
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
-from replaydb.errors import DuplicateGroupError, ReplayDBError
+from replaydb.errors import ConsumedGroupError, DuplicateGroupError, ReplayDBError
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 
@@ -168,6 +168,9 @@ class _Session:
         }
         if known and put.on_duplicate == "error":
             raise DuplicateGroupError(list(known))
+        consumed = [uid for uid, row in known.items() if row.is_consumed]
+        if consumed and put.on_duplicate == "replace":
+            raise ConsumedGroupError(consumed)
         kept = {} if put.on_duplicate == "renew" else known
         ids = {
             record.uid: kept[record.uid].id if record.uid in kept else self.new[record.uid]
@@ -267,6 +270,8 @@ class _Session:
             row | kept.get(row["id"], {"times_replaced": 0})
             for row in self._group_rows(accepted, put.of_run, ids)
         ]
+        for row in rows:
+            self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
         return rows, [ids[record.uid] for record in rivals]
 
     def _delete(self, known: Mapping[str, Any]) -> None:
@@ -344,7 +349,9 @@ class _Session:
 
 def _kept(row: Any) -> dict[str, Any]:
     """Return the columns that a group keeps when its content is replaced."""
-    return {key: value for key, value in row._asdict().items() if not isinstance(value, Damaged)}
+    kept = row._asdict()
+    del kept["is_consumed"]
+    return {key: value for key, value in kept.items() if not isinstance(value, Damaged)}
 
 
 def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:

@@ -55,13 +55,14 @@ class TaskState:
         stored_groups: Number of groups that are not archived.
         stored_tokens: Tokens of these groups.
         stored_bytes: Payload bytes of these groups.
-        num_inserted: Number of groups ever put.
+        num_inserted: Number of groups ever put, including those that replaced a stored group.
         num_sampled: Number of groups ever drawn, counted once per draw.
         num_outdated: Number of groups that ever expired because the policy version advanced.
         is_expiring: Whether there may be groups that are too stale and have not expired yet. Until
             they have, nothing is drawn.
         aged_to: Id up to which the column `staleness` of live groups is up to date; None: it is up
             to date for all groups.
+        num_replaced: Of `num_inserted`: groups that replaced the content of a stored group.
     """
 
     task_id: int
@@ -84,6 +85,7 @@ class TaskState:
     num_outdated: int
     is_expiring: bool
     aged_to: int | None
+    num_replaced: int
 
     @property
     def is_behind(self) -> bool:

@@ -6,7 +6,7 @@ read while the locks are held, or a condition that selects them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
 from replaydb.database.staleness import LIVE
-from replaydb.database.statements.draw import mark_leased_lost
+from replaydb.database.statements.draw import keep_drawn, mark_leased_lost
 from replaydb.database.statements.episode_group import (
     age_groups_by_id,
     archive_groups,
@@ -29,7 +29,7 @@ from replaydb.database.statements.episode_group import (
     select_sums,
     update_each_group,
 )
-from replaydb.database.statements.lease import delete_lease_if_empty, select_leases_of
+from replaydb.database.statements.lease import delete_lease_if_empty, select_losses, set_lost
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks
 from replaydb.database.writes import Write, postpone
@@ -82,8 +82,12 @@ def archive(
     reason: str | None,
     *,
     keep_payload: bool,
+    is_evicted: bool = False,
 ) -> None:
-    """Archive groups, given by their scalars, with or without their payloads."""
+    """Archive groups, given by their scalars, with or without their payloads.
+
+    Unless they are evicted (without their payloads), they count as consumed.
+    """
     if not rows:
         return
     _leave(buffer, rows, GroupStatus.ARCHIVED)
@@ -91,7 +95,7 @@ def archive(
     if keep_payload:
         postpone(buffer.connection, archive_groups(ids, reason, buffer.now))
         return
-    postpone(buffer.connection, archive_scalars(ids, reason, buffer.now))
+    postpone(buffer.connection, archive_scalars(ids, reason, buffer.now, is_evicted))
     if buffer.row.uses_payload_store:
         packs.release(buffer.connection, ids, buffer.shares)
     else:
@@ -105,10 +109,11 @@ def retire(
     reason: str,
     *,
     keep_payload: bool,
+    is_evicted: bool = False,
 ) -> None:
     """Archive groups, or delete them, as the setting `on_evict` says."""
     if buffer.settings.on_evict == "archive":
-        archive(buffer, rows, reason, keep_payload=keep_payload)
+        archive(buffer, rows, reason, keep_payload=keep_payload, is_evicted=is_evicted)
         return
     _recount(buffer.task_states, rows, GroupStatus.ARCHIVED)
     erase(buffer, [row.id for row in rows])
@@ -139,27 +144,49 @@ def delete(
 ) -> int:
     """Delete groups and everything that belongs to them. Return the number of groups.
 
-    Draws that had leased some of them record the reason. Leases without groups are deleted.
+    Draws and leases that had leased some of them record that. Leases without groups are deleted.
     """
-    leases = execute(buffer.connection, select_leases_of(condition))
-    num_deleted = _delete(buffer, condition, reason)
-    for row in leases:
-        execute(buffer.connection, delete_lease_if_empty(row.lease_id))
+    condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
+    sums = execute(buffer.connection, select_sums(condition))
+    leases = _take_from_leases(buffer, sums, condition, reason)
+    num_deleted = _delete(buffer, sums, condition)
+    for lease_id in leases:
+        execute(buffer.connection, delete_lease_if_empty(lease_id))
     return num_deleted
 
 
 def replace(buffer: LockedBuffer, condition: ColumnElement[bool]) -> None:
-    """Delete groups that are replaced by a put. Leases stay, since their holder may do the put."""
-    _delete(buffer, condition, "replaced")
+    """Delete groups that are replaced by a put. Leases stay, since their holder may do the put.
 
-
-def _delete(buffer: LockedBuffer, condition: ColumnElement[bool], reason: str) -> int:
-    condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
+    Draws keep a copy of what they took.
+    """
+    condition &= of_tasks(buffer.task_states)
     sums = execute(buffer.connection, select_sums(condition))
+    _take_from_leases(buffer, sums, condition, "replaced")
+    if any(row.num_drawn for row in sums):
+        execute(buffer.connection, keep_drawn(condition))
+    _delete(buffer, sums, condition)
+
+
+def _take_from_leases(
+    buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool], reason: str
+) -> Collection[int]:
+    """Record in draws and leases that leased groups are lost. Return the ids of the leases."""
+    if all(row.group_status != GroupStatus.LEASED for row in sums):
+        return ()
+    execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
+    lost: dict[int, list[int]] = {}
+    for row in execute(buffer.connection, select_losses(condition)):
+        lost.setdefault(row.id, list(row.lost_ids or ())).append(row.group_id)
+    for lease_id, ids in lost.items():
+        if lease_id not in buffer.scope.held:
+            execute(buffer.connection, set_lost(lease_id, ids))
+    return lost.keys()
+
+
+def _delete(buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool]) -> int:
     for row in sums:
         buffer.task_states[row.task_name].leave(row.group_status, _sums(row))
-    if any(row.group_status == GroupStatus.LEASED for row in sums):
-        execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
     if buffer.row.uses_payload_store:
         ids = [row.id for row in execute(buffer.connection, select_ids(condition))]
         packs.release(buffer.connection, ids, buffer.shares)

@@ -63,6 +63,22 @@ def mark_drawn_lost(draw_id: int, ids: Sequence[int], reason: str, now: datetime
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
 
+def keep_drawn(condition: ColumnElement[bool]) -> Update:
+    """Copy what was drawn of groups that meet a condition to their draws, before it is replaced."""
+    is_current = (_drawn.group_id == group.id) & (_drawn.times_replaced == group.times_replaced)
+    values = {
+        _drawn.group_run_id: group.run_id,
+        _drawn.task_name: group.task_name,
+        _drawn.prompt_uid: group.prompt_uid,
+        _drawn.reward_mean: group.reward_mean,
+        _drawn.reward_std: group.reward_std,
+        _drawn.min_policy_version: group.min_policy_version,
+        _drawn.max_policy_version: group.max_policy_version,
+        _drawn.num_tokens: group.num_tokens,
+    }
+    return update(draw_group).where(condition, is_current).values(values)
+
+
 def _settle(which: ColumnElement[bool], outcome: Any, reason: Any, now: Any) -> Update:
     values = {_drawn.outcome: outcome, _drawn.outcome_reason: reason, _drawn.outcome_at: now}
     return update(draw_group).where(which).values(values)

@@ -123,15 +123,22 @@ def select_tags(ids: Any) -> Select[Any]:
 
 @prepared
 def select_kept_on_replace(ids: Any) -> Select[Any]:
-    """Select the columns that groups keep when their content is replaced, by id."""
-    times = group.times_replaced + 1
-    return select(group.id, group.attempts, group.created_at, times.label("times_replaced")).where(
-        among(group.id, ids)
-    )
+    """Select the columns that groups keep when their content is replaced, and `is_consumed`."""
+    is_archived = group.group_status == GroupStatus.ARCHIVED.value
+    return select(
+        group.id,
+        group.attempts,
+        group.created_at,
+        (group.times_replaced + 1).label("times_replaced"),
+        (is_archived & ~group.is_evicted).label("is_consumed"),
+    ).where(among(group.id, ids))
 
 
 def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
-    """Select the contribution of groups to task counters, per task and status."""
+    """Select the contribution of groups to task counters, per task and status.
+
+    `num_drawn` is the number of groups that were ever drawn.
+    """
     return (
         select(
             group.task_name,
@@ -140,6 +147,7 @@ def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
             func.sum(group.weight).label("weight"),
             total(group.num_tokens, "num_tokens"),
             total(group.num_bytes, "num_bytes"),
+            func.count(group.first_sampled_at).label("num_drawn"),
         )
         .where(condition)
         .group_by(group.task_name, group.group_status)
@@ -173,15 +181,16 @@ def archive_groups(ids: Any, reason: Any, now: Any) -> Update:
         group.status_reason: reason,
         group.archived_at: now,
         group.deadline: None,
+        group.is_evicted: False,
     }
     return update(episode_group).where(among(group.id, ids)).values(values)
 
 
 @prepared
-def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
+def archive_scalars(ids: Any, reason: Any, now: Any, is_evicted: Any) -> Update:
     """Archive groups whose payloads are deleted."""
-    empty = {group.has_transcript: False, group.num_bytes: 0}
-    return archive_groups.build(ids, reason, now).values(empty)
+    values = {group.has_transcript: False, group.num_bytes: 0, group.is_evicted: is_evicted}
+    return archive_groups.build(ids, reason, now).values(values)
 
 
 @prepared

@@ -81,7 +81,7 @@ def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
 def select_leased(
     buffer_id: int, lease_id: int, ids: Sequence[int] | None = None
 ) -> Bound[Select[Any]]:
-    """Select the end of a lease and the scalars of its groups, in order of ids. Locks the lease.
+    """Select a lease (its end, its losses) and the scalars of its groups, by id. Locks the lease.
 
     A lease without groups is one row without a group. Only groups with these ids are selected,
     unless `ids` is None.
@@ -104,7 +104,7 @@ def _select_leased_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]
 def _leased(buffer_id: Any, lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
     mine = (group.lease_id == lease_id) & (true() if some is None else some)
     return (
-        select(lease.c.expires_at, *SCALARS)
+        select(lease.c.expires_at, lease.c.lost_ids, *SCALARS)
         .outerjoin_from(lease, episode_group, mine)
         .where(_of_buffer(buffer_id, lease_id))
         .order_by(group.id)
@@ -165,10 +165,25 @@ def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-def select_leases_of(condition: ColumnElement[bool]) -> Select[Any]:
-    """Select the leases of leased groups that meet a condition, without claims of pending ones."""
+def select_losses(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select leased groups that meet a condition, with their leases, which are locked in order.
+
+    Pending groups, which can only be claimed, are not included.
+    """
     leased = group.group_status == GroupStatus.LEASED.value
-    return select(group.lease_id).where(condition, leased).distinct()
+    return (
+        select(lease.c.id, lease.c.lost_ids, group.id.label("group_id"))
+        .join_from(lease, episode_group, group.lease_id == lease.c.id)
+        .where(condition, leased)
+        .order_by(lease.c.id, group.id)
+        .with_for_update(of=lease)
+    )
+
+
+@prepared
+def set_lost(lease_id: Any, lost_ids: Any) -> Update:
+    """Record which groups a lease has lost."""
+    return update(lease).where(lease.c.id == lease_id).values({lease.c.lost_ids: lost_ids})
 
 
 @prepared

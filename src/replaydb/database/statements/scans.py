@@ -39,6 +39,7 @@ from replaydb.database.schema import (
 from replaydb.database.statements.pages import SHOWN
 from replaydb.database.statements.selections import of_tasks
 from replaydb.database.views import (
+    as_drawn,
     select_episodes,
     select_groups,
     select_history,
@@ -232,8 +233,14 @@ def draws_of(
     statuses: Collection[str] | None,
     eligible: ColumnElement[bool] | None,
 ) -> ColumnElement[bool]:
-    """Return the condition for draws from buffers, of groups that meet the other conditions."""
-    return of_buffers(draw.c.buffer_id, buffers) & groups_of(None, tasks, statuses, eligible)
+    """Return the condition for draws from buffers, of groups that meet the other conditions.
+
+    Of content that was replaced since the draw, only the task is known.
+    """
+    condition = of_buffers(draw.c.buffer_id, buffers) & groups_of(None, None, statuses, eligible)
+    if tasks is None:
+        return condition
+    return condition & among(as_drawn("task_name"), sorted(tasks))
 
 
 def policies_of(

@@ -23,7 +23,7 @@ from replaydb.database.expressions import bytewise, seconds_between, total
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
 from replaydb.database.staleness import current_staleness
-from replaydb.database.views import was_trained_on
+from replaydb.database.views import IS_SAME, as_drawn, times_sampled, was_trained_on
 from replaydb.episodes import GroupStatus
 
 
@@ -67,6 +67,7 @@ def select_task_counters(buffer_id: Any) -> Select[Any]:
         task.c.num_pending,
         task.c.num_leased,
         task.c.num_inserted,
+        task.c.num_replaced,
         task.c.num_sampled,
         task.c.stored_groups.label("num_groups"),
         task.c.stored_tokens.label("num_tokens"),
@@ -90,8 +91,8 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
             group.task_name,
             func.count().label("num_groups"),
             total(group.num_episodes, "num_episodes"),
-            total(group.times_sampled, "times_sampled"),
-            func.count(case((group.times_sampled > 0, 1))).label("num_groups_sampled"),
+            total(times_sampled(), "times_sampled"),
+            func.count(case((times_sampled() > 0, 1))).label("num_groups_sampled"),
             number(GroupStatus.EXPIRED).label("num_expired"),
             number(GroupStatus.FILTERED).label("num_filtered"),
             number(GroupStatus.FAILED).label("num_failed"),
@@ -134,8 +135,8 @@ def sum_last_draws(buffer_id: Any, num_draws: Any) -> Select[Any]:
         func.count().label("num_groups"),
         func.count(row.group_id.distinct()).label("num_distinct"),
         func.count(case((again, 1))).label("num_replayed"),
-        func.count(case((~row.is_stored, 1))).label("num_deleted"),
-        func.count(case((again & ~row.is_stored, 1))).label("num_replayed_deleted"),
+        func.count(case((~row.is_known, 1))).label("num_deleted"),
+        func.count(case((again & ~row.is_known, 1))).label("num_replayed_deleted"),
         total(row.num_tokens, "num_tokens"),
         func.avg(row.reward_mean).label("reward_mean"),
         func.avg(row.reward_std).label("reward_std"),
@@ -173,17 +174,11 @@ def _last_drawn(buffer_id: Any, limit: Any) -> Subquery:
             draw_group.c.group_id,
             draw_group.c.staleness,
             case((was_drawn, 1), else_=0).label("replayed"),
-            group.id.is_not(None).label("is_stored"),
-            group.reward_mean,
-            group.reward_std,
-            group.num_tokens,
+            as_drawn("task_name").is_not(None).label("is_known"),
+            *map(as_drawn, ("reward_mean", "reward_std", "num_tokens")),
         )
         .join_from(recent, draw_group, draw_group.c.draw_id == recent.c.id)
-        .outerjoin(
-            episode_group,
-            (group.id == draw_group.c.group_id)
-            & (group.times_replaced == draw_group.c.times_replaced),
-        )
+        .outerjoin(episode_group, IS_SAME)
         .where(was_trained_on(draw_group.c.outcome))
         .subquery("drawn")
     )

@@ -32,7 +32,12 @@ _IN_BUFFER = ("pending", *_FINALIZED)
 #: Statuses of groups that take a slot; "leased" groups were taken and not released yet.
 _ACTIVE = (*_IN_BUFFER, "leased")
 #: Another process has or had the group, or the buffer was closed meanwhile.
-_DROPPED = (rdb.LeaseExpiredError, rdb.NotEnoughGroupsError, rdb.StoreClosedError)
+_DROPPED = (
+    rdb.ConsumedGroupError,
+    rdb.LeaseExpiredError,
+    rdb.NotEnoughGroupsError,
+    rdb.StoreClosedError,
+)
 
 
 class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):

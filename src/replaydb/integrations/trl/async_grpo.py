@@ -175,7 +175,9 @@ class RolloutBuffer:
         """
         self._end_leases(blocking.Lease.ack, group_ids)
 
-    def _end_leases(self, how: Callable[..., None], group_ids: Iterable[Any], **more: str) -> None:
+    def _end_leases(
+        self, how: Callable[..., object], group_ids: Iterable[Any], **more: str
+    ) -> None:
         chosen: dict[int, set[int]] = defaultdict(set)
         for group_id in group_ids:
             if not isinstance(group_id, _GroupId):

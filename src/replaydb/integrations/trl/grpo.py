@@ -204,7 +204,7 @@ class ReplayMixin(_Trainer):
             & (col.max_policy_version < step)  # not of this step, in any process
             & (col.tags["trl_fields"] == signature),
             priority=priorities.advantage_times_std,
-            on_duplicate="replace",
+            on_duplicate="renew",  # also of groups that were consumed
             step=step,
         )
         replayed = set(made.replayed_ids)

@@ -136,7 +136,7 @@ class Journal:
         # Groups that later steps trained on can have lost their payload.
         trained = self._buffer.find(uids=queued.keys(), statuses=GroupStatus.ARCHIVED)
         reread = [_read(one.group_uid, queue) for one in trained]
-        self._buffer.put([group for group in reread if group is not None], on_duplicate="replace")
+        self._buffer.put([group for group in reread if group is not None], on_duplicate="renew")
         found = self._buffer.find(uids=queued.keys())
         stored = [one.id for one in found if one.num_episodes]  # others could not be stored
         self._buffer.update(stored, status=GroupStatus.COMPLETED)
