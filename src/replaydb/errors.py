@@ -27,6 +27,7 @@
         │   ├── OutcomeUnknownError         it is unknown whether a write was committed
         │   └── PayloadsUnavailableError    the payload store cannot be reached or used
         ├── DatabaseReadOnlyError           the database does not accept writes
+        │   └── PayloadsReadOnlyError       another copy of the database owns the payloads
         ├── DatabaseFullError               the disk or a quota is full
         └── SchemaError                     the tables do not match this version
             ├── SchemaOutOfDateError        the tables are missing or need an upgrade
@@ -408,6 +409,31 @@ class PayloadsUnavailableError(DatabaseUnavailableError):
 
 class DatabaseReadOnlyError(DatabaseError):
     """The file, folder or server does not accept writes, or the store is read-only."""
+
+
+class PayloadsReadOnlyError(DatabaseReadOnlyError):
+    """Another copy of this database owns the payloads outside the database. This one only reads.
+
+    A payload store has one owner, which may put and prune: the file or server that wrote to it
+    first. Other copies, such as a copied file or a restored dump, would delete payloads that only
+    the owner refers to.
+
+    Attributes:
+        url: Payload location, without secrets.
+        owner: What identifies the owner.
+        actual: What identifies the database of this store.
+    """
+
+    def __init__(self, url: str, owner: str, actual: str) -> None:
+        self.url = url
+        self.owner = owner
+        self.actual = actual
+        super().__init__(
+            f"{url}: expected the database that owns these payloads ({owner}), got {actual}: this "
+            "copy of it can read them, but not put or prune. If the payloads were copied too, run "
+            "`replaydb db relocate` with the location of their copy. Then, or if this database has "
+            "replaced the owner, run `replaydb db adopt-payloads`"
+        )
 
 
 class DatabaseFullError(DatabaseError):

@@ -321,6 +321,8 @@ class Store:
             InvalidInputError: An argument is invalid, or payloads are stored in the database.
             PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
                 store.
+            PayloadsReadOnlyError: Another copy of this database owns the payloads, and this is no
+                dry run.
         """
         return await self._payloads.prune(
             dry_run=checks.flag("dry_run", dry_run),
@@ -333,7 +335,8 @@ class Store:
         """Record a new payload location.
 
         Use it after you restore a store on another machine, or mount its folder elsewhere. The
-        packs must already be at the new location. Other processes must reopen the store.
+        packs must already be at the new location. Other processes must reopen the store. If the
+        database was copied or moved to another disk too, call `adopt_payloads` afterwards.
 
         Args:
             payloads: URL of the folder or bucket, as for `Store.open`.
@@ -345,6 +348,24 @@ class Store:
         url = checks.string("payloads", payloads)
         old, new = await self._payloads.relocate(url, end_in(allowance()))
         logger.info("payload location changed from %s to %s", old, new)
+
+    async def adopt_payloads(self) -> None:
+        """Make this database the owner of its payloads outside the database.
+
+        Of a database and its copies, one is the owner: the first that wrote payloads. Only the
+        owner may put and prune; the others raise `PayloadsReadOnlyError`. Use this after the
+        database was restored or moved to another disk or server. If the former owner still exists,
+        it can only read from now on. Payloads that it has put since the copy was made are unknown
+        to this database, so `prune` deletes them.
+
+        Raises:
+            InvalidInputError: Payloads are stored in the database.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
+            DatabaseReadOnlyError: The database or the payload store cannot be written.
+        """
+        url = await self._payloads.adopt(end_in(allowance()))
+        logger.info("this database owns the payloads at %s", url)
 
     async def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
         """Wait for running calls to finish, then close the database. Idempotent.

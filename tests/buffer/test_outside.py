@@ -294,9 +294,17 @@ async def test_an_interrupted_removal_resumes(
     buffer = await store.buffer("math")
     await buffer.put(groups(1))
     await buffer.delete([1])
-    move(folder, folder.with_name("gone"))
-    with pytest.raises(rdb.PayloadsUnavailableError):
-        await _remove_all(store, url)
+    begin_removal = packs.begin_removal
+
+    def then_unmounted(*args: Any) -> dict[int, str]:
+        removing = begin_removal(*args)
+        move(folder, folder.with_name("gone"))
+        return removing
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packs, "begin_removal", then_unmounted)
+        with pytest.raises(rdb.PayloadsUnavailableError):
+            await _remove_all(store, url)
     async with transaction(url) as connection:
         assert (await connection.scalars(select(pack.c.removing))).all() == [True]
     move(folder.with_name("gone"), folder)

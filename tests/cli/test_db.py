@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from sqlalchemy import make_url, text
 from typer.testing import CliRunner, Result
 
 import replaydb
+from replaydb import Store
 from replaydb.cli import app
 from replaydb.database.schema import REVISIONS
 from support.connections import transaction
 from support.engines import both_engines
+from support.groups import group
 
 NEWEST = REVISIONS[-1]
 PASSWORD = "hunter2"  # noqa: S105
@@ -48,6 +51,25 @@ def test_the_url_can_come_from_the_environment(empty_sqlite_url: str) -> None:
 
 def test_history_needs_no_database() -> None:
     assert run("db", "history").output.startswith("  0001  ")
+
+
+def test_adopting_payloads_asks_for_confirmation(sqlite_url: str, tmp_path: Path) -> None:
+    async def put(url: str) -> None:
+        async with Store.open(url, payloads=(tmp_path / "payloads").as_uri()) as store:
+            await (await store.buffer("math")).put(group())
+
+    asyncio.run(put(sqlite_url))
+    copy = f"sqlite:///{shutil.copy(tmp_path / 'replay.db', tmp_path / 'copy.db')}"
+    assert "Aborted" in run("db", "adopt-payloads", url=copy, answer="n\n").output
+    with pytest.raises(replaydb.PayloadsReadOnlyError):
+        asyncio.run(put(copy))
+    answered = run("db", "adopt-payloads", url=copy, answer="y\n").output
+    assert "its puts are refused" in answered
+    assert answered.endswith("this database owns its payloads\n")
+    asyncio.run(put(copy))
+    back = run("db", "adopt-payloads", "--yes", url=sqlite_url)
+    assert back.output == "this database owns its payloads\n"
+    asyncio.run(put(sqlite_url))
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n\n", f"{NEWEST}\n"), ("y\n", "none\n")])

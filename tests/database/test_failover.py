@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replaydb import DatabaseReplacedError, Store
+from replaydb import DatabaseReplacedError, PayloadsReadOnlyError, Store
 from support import pgbouncer
-from support.cluster import Node, template
+from support.cluster import DATABASE, Node, template
 from support.groups import group
 from support.invariants import check_invariants
 from support.proxy import CLOSE, Proxy, cut_commits, running_proxy
@@ -213,3 +214,78 @@ async def test_an_older_state_of_the_database_is_detected(
         async with Store.open(url, run="test") as store:
             await (await store.buffer("math")).put(group("second"))
         await check_invariants(backup.url())
+
+
+async def put_or_refuse(node: Node, uid: str, *, refused: bool = False) -> None:
+    """Put a group with a new store, and prune; or check that both are refused."""
+    async with Store.open(node.url()) as store:
+        buffer = await store.buffer("math")
+        calls = buffer.put(group(uid)), store.prune(dry_run=False)
+        for call in calls:
+            if refused:
+                with pytest.raises(PayloadsReadOnlyError, match="replaydb db adopt-payloads"):
+                    await call
+            else:
+                await call
+        ids = [info.id for info in await buffer.find()]
+        assert len(await buffer.get(ids)) == len(ids) > 0
+
+
+@pytest.mark.nightly
+async def test_payloads_after_a_failover(primary: Node, proxy: Proxy, tmp_path: Path) -> None:
+    """`test_instances.py` has a shorter form of this and of the next test."""
+    standby = primary.clone()
+    standby.follow(primary)
+    primary.configure("synchronous_standby_names = '*'\nsynchronous_commit = remote_apply")
+    primary.start()
+    standby.start()
+    async with Store.open(proxy.url, payloads=tmp_path.as_uri()) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group("before"))
+        standby.promote()
+        proxy.drop()
+        proxy.route_to(standby.url())
+        await put_or_refuse(standby, "new process")
+        await buffer.put(group("old process"))
+        await store.prune(dry_run=False)
+        assert len(await buffer.sample(3)) == 3
+    primary.stop()
+    primary.configure("synchronous_standby_names = ''")
+    primary.start()  # it was not told that it was replaced
+    await put_or_refuse(primary, "stale", refused=True)
+    standby.stop()
+    standby.start()
+    await put_or_refuse(standby, "after a restart")
+    await check_invariants(standby.url())
+
+
+@pytest.mark.nightly
+async def test_payloads_of_copied_servers(primary: Node, tmp_path: Path) -> None:
+    primary.start()
+    async with Store.open(primary.url(), payloads=tmp_path.as_uri()) as store:
+        await (await store.buffer("math")).put(group("before"))
+    server, dump = f"host={primary.folder} user=postgres", str(primary.folder / "dump")
+    primary.run("pg_dump", "-Fc", "-f", dump, "-d", f"{server} dbname={DATABASE}")
+    promoted, started = primary.backup(), primary.backup()
+    (started.folder / "standby.signal").unlink()
+    (started.folder / "postgresql.auto.conf").write_text("")
+    for node in (promoted, started):
+        node.start()
+    # A copy that was not promoted has all facts of the original, so it cannot be told apart.
+    await put_or_refuse(started, "started")
+    await put_or_refuse(primary, "original")
+    # A restored dump is another database.
+    await primary.ask("CREATE DATABASE restored", "postgres")
+    primary.run("pg_restore", "-d", f"{server} dbname=restored", dump)
+    async with Store.open(primary.url(database="restored")) as store:
+        with pytest.raises(PayloadsReadOnlyError):
+            await (await store.buffer("math")).put(group("restored"))
+    # A promoted copy takes the payloads over, like a standby.
+    promoted.promote()
+    await put_or_refuse(promoted, "promoted")
+    await put_or_refuse(primary, "refused", refused=True)
+    async with Store.open(primary.url()) as store:
+        await store.adopt_payloads()
+    await put_or_refuse(primary, "adopted")
+    await put_or_refuse(promoted, "refused", refused=True)
+    await check_invariants(primary.url())

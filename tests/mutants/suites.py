@@ -88,7 +88,9 @@ _SUITES = {
     "database/filters": _suite("database/test_filters.py", _CALLS),
     "database/group_commit": _suite("database/test_group_commit.py", "buffer/putting"),
     "database/migrations": _suite("database/migrations", engine=BOTH),
-    "database/payloads": _suite("database/test_payloads.py buffer/test_outside.py", _PACKS),
+    "database/payloads": _suite(
+        "database/test_payloads.py database/test_instances.py buffer/test_outside.py", _PACKS
+    ),
     "database/pruning": _suite("database/test_pruning.py", "operations"),
     "database/revisions": _suite("database/migrations", engine=BOTH),
     "database/schema": _suite("database/migrations/test_schema.py", _CALLS),
@@ -108,6 +110,7 @@ _SUITES = {
     "database/engines/postgresql_indexes": _suite(
         "database/migrations/test_missing_indexes.py", engine=POSTGRESQL
     ),
+    "database/engines/postgresql_instance": _suite("database/test_instances.py", engine=POSTGRESQL),
     "database/engines/postgresql_roles": _suite("operations", engine=POSTGRESQL),
     "database/engines/postgresql_sql": _suite("analysis database/test_filters.py", "", POSTGRESQL),
     "database/engines/postgresql_sequences": _suite("operations", engine=POSTGRESQL),

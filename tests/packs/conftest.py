@@ -10,7 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from replaydb.packs import PayloadStore
+from replaydb.packs import Instance, PayloadStore
+from replaydb.packs.store import ReadInstance
 from support.s3 import S3Server
 
 STORE = uuid4().hex
@@ -21,10 +22,17 @@ def soon(seconds: float = 30.0) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
+async def instance(end: float) -> Instance:
+    """Return the instance of the database whose packs they are."""
+    return Instance({"inode": 1})
+
+
 @asynccontextmanager
-async def opened(url: str, store_uid: str = STORE) -> AsyncIterator[PayloadStore]:
+async def opened(
+    url: str, store_uid: str = STORE, read_instance: ReadInstance = instance
+) -> AsyncIterator[PayloadStore]:
     """Open a payload store, and close it after the block."""
-    payload_store = PayloadStore.at(url, store_uid)
+    payload_store = PayloadStore.at(url, store_uid, read_instance)
     try:
         yield payload_store
     finally:

@@ -17,15 +17,20 @@ import pytest
 from replaydb import DatabaseFullError, DatabaseReadOnlyError, PayloadsUnavailableError
 from replaydb.packs import PackDamage, PayloadStore, Range
 from replaydb.packs import folder as folder_module
+from replaydb.packs.protocol import State
 
 from .conftest import STORE, opened, soon
 
 _KILLED = """
 import asyncio, os, signal, sys
-from replaydb.packs import PayloadStore
+from replaydb.packs import Instance, PayloadStore
 
 async def main():
-    payload_store = PayloadStore.at(sys.argv[1], sys.argv[2])
+    async def instance(end):
+        return Instance({"inode": 1})
+
+    payload_store = PayloadStore.at(sys.argv[1], sys.argv[2], instance)
+    await payload_store.claim(asyncio.get_running_loop().time() + 30)
     os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
     loop = asyncio.get_running_loop()
     await payload_store.write(sys.argv[3], [bytes(100_000)], sync=True, end=loop.time() + 30)
@@ -78,9 +83,10 @@ async def test_a_file_is_flushed_before_it_is_renamed(
         done.append(f"rename {path.suffix}")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(Path, "rename", renamed)
     async with opened(folder.parent.as_uri()) as payload_store:
+        await payload_store.claim(soon())
+        monkeypatch.setattr(os, "fsync", flushed)
+        monkeypatch.setattr(Path, "rename", renamed)
         await payload_store.write(uuid4().hex, [b"a"], sync=True, end=soon())
         assert done == ["flush .part", "rename .part", "flush "]
         done.clear()
@@ -112,8 +118,9 @@ async def test_system_calls_are_limited_in_size(
         sizes.append(sum(map(len, views)))
         return writev(descriptor, views)
 
-    monkeypatch.setattr(os, "writev", counted)
     async with opened(folder.parent.as_uri()) as payload_store:
+        await payload_store.claim(soon())
+        monkeypatch.setattr(os, "writev", counted)
         pack, parts = uuid4().hex, [os.urandom(3_000_000), *[b"small"] * 100, b"x" * 2_000_000]
         offsets = await payload_store.write(pack, parts, sync=False, end=soon())
         assert max(sizes) == 256 << 10
@@ -160,6 +167,7 @@ async def test_a_failed_write_does_not_remove_the_folder(
 
     async with opened(tmp_path.as_uri()) as payload_store:
         await payload_store.prepare(soon())
+        await payload_store.claim(soon())
         folder = tmp_path / os.listdir(tmp_path)[0]
         folder.rename(tmp_path / "away")
         folder.mkdir()
@@ -224,19 +232,20 @@ async def test_a_folder_that_is_remounted_during_the_proof_of_a_write(
 ) -> None:
     """The pack was written below the mount point. The marker is in the mounted folder."""
     away = folder.with_name("away")
-    size = folder_module._size
+    state = folder_module._state
 
-    def mounted(*args: Any) -> int | None:
-        found = size(*args)
+    def mounted(*args: Any) -> State | None:
+        found = state(*args)
         if away.exists():
             folder.rename(folder.with_name("below"))
             away.rename(folder)
         return found
 
     async with opened(folder.parent.as_uri()) as payload_store:
+        await payload_store.claim(soon())
         os.rename(folder, away)
         os.mkdir(folder)
-        monkeypatch.setattr(folder_module, "_size", mounted)
+        monkeypatch.setattr(folder_module, "_state", mounted)
         with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
             await payload_store.write(payload_store.new_name(), [b"a"], sync=False, end=soon())
 

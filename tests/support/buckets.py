@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,15 @@ from support.s3 import BUCKET
 _PREFIX = f"/{BUCKET}/"
 _KEY = re.compile(rb"<Key>([^<]*)</Key>")
 _XML = "Content-Type: application/xml"
-_FACTS = ['ETag: "etag"', "Last-Modified: Wed, 21 Oct 2026 07:28:00 GMT"]
+_MODIFIED = "Last-Modified: Wed, 21 Oct 2026 07:28:00 GMT"
+
+
+def _e_tag(data: bytes) -> str:
+    return f'"{zlib.crc32(data):08x}"'
+
+
+def _facts(data: bytes) -> list[str]:
+    return [f"ETag: {_e_tag(data)}", _MODIFIED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,11 @@ def flipped(answer: Answer) -> Answer:
 
 def page(answer: Answer) -> Answer:
     """200 with HTML, as from a proxy that requires a login."""
-    return 200, b"<html><body>Please log in</body></html>", ["Content-Type: text/html", *_FACTS]
+    return (
+        200,
+        b"<html><body>Please log in</body></html>",
+        ["Content-Type: text/html", *_facts(b"")],
+    )
 
 
 FAULTS: dict[str, Fault] = {
@@ -172,8 +185,11 @@ class Endpoint:
             return 200, b"<DeleteResult>%b</DeleteResult>" % deleted, [_XML]
         objects = self._routed(method, key)
         if method == "PUT":
+            expected = headers.get("if-match")
+            if expected is not None and (key not in objects or expected != _e_tag(objects[key])):
+                return 412, b"<Error><Code>PreconditionFailed</Code></Error>", [_XML]
             objects[key] = body
-            return 200, b"", _FACTS
+            return 200, b"", _facts(body)
         if key not in objects:
             return 404, b"<Error><Code>NoSuchKey</Code></Error>", [_XML]
         if method == "DELETE":
@@ -185,8 +201,8 @@ class Endpoint:
             if start >= len(data):
                 return 416, b"", []
             where = f"Content-Range: bytes {start}-{stop - 1}/{len(data)}"
-            return 206, data[start:stop], [*_FACTS, where]
-        return 200, data, _FACTS
+            return 206, data[start:stop], [*_facts(data), where]
+        return 200, data, _facts(data)
 
     def _routed(self, kind: str, key: str) -> dict[str, bytes]:
         """Return the objects of the service that gets this request."""
@@ -201,7 +217,7 @@ class Endpoint:
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}"
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>{now}</LastModified>"
-            f'<ETag>"etag"</ETag><Size>{len(objects[key])}</Size></Contents>'
+            f"<ETag>{_e_tag(objects[key])}</ETag><Size>{len(objects[key])}</Size></Contents>"
             for key in found
         )
         token = f"<NextContinuationToken>{found[-1]}</NextContinuationToken>" if more else ""

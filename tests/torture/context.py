@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -82,6 +83,25 @@ async def attack_context(
     finally:
         if engine == "postgresql":
             await _execute(server_url, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@asynccontextmanager
+async def copied(url: str, path: Path) -> AsyncIterator[str]:
+    """Copy a database that is not in use, to this path if it is a file, for the block."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        with closing(sqlite3.connect(parts.path.removeprefix("/"))) as connection:
+            connection.execute("VACUUM INTO ?", [str(path)])
+        yield f"sqlite:///{path}"
+        return
+    name = parts.path.removeprefix("/")
+    copy, server = f"{name}_copy", urlunsplit(parts._replace(path="/postgres"))
+    disconnect = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'"
+    await _execute(server, disconnect.format(name), f'CREATE DATABASE "{copy}" TEMPLATE "{name}"')
+    try:
+        yield urlunsplit(parts._replace(path=f"/{copy}"))
+    finally:
+        await _execute(server, f'DROP DATABASE "{copy}" WITH (FORCE)')
 
 
 async def _execute(url: str, *statements: str) -> None:

@@ -356,6 +356,7 @@ class Store(_Facade):
         return self._wrapped.run
 
     buffer = _wrapping(store.Store.buffer, Buffer)
+    adopt_payloads = _blocking(store.Store.adopt_payloads)
     buffer_names = _blocking(store.Store.buffer_names)
     buffers = _blocking(store.Store.buffers)
     prune = _blocking(store.Store.prune)

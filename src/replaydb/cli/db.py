@@ -92,6 +92,26 @@ def relocate(
 
 
 @app.command()
+def adopt_payloads(
+    url: Url,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Make this database the owner of its payloads, after it was restored or moved.
+
+    The former owner can then only read them, and `replaydb prune` deletes those that only it has.
+    """
+    if not yes:
+        typer.confirm(
+            "Make this database the owner of its payloads? The former owner, if it still exists, "
+            "can then only read them: its puts are refused. `replaydb prune --remove` here deletes "
+            "the payloads that only the former owner has.",
+            abort=True,
+        )
+    with_store(url, lambda store: store.adopt_payloads(), write=True)
+    typer.echo("this database owns its payloads")
+
+
+@app.command()
 def roles(
     url: Url,
     apply: Annotated[

@@ -22,7 +22,7 @@ from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PayloadStoreRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
-from replaydb.packs import BUCKET_BYTES, PackDamage, PayloadStore, Range, RangeCache
+from replaydb.packs import BUCKET_BYTES, Instance, PackDamage, PayloadStore, Range, RangeCache
 from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Payloads:
                 row = await self._database.write(record, end=end)
             finally:
                 await payload_store.close()
-        payload_store = PayloadStore.at(url, row.store_uid)
+        payload_store = self._at(url, row.store_uid)
         if payload_store.url != row.url:
             await payload_store.close()
             expected = f"{row.url}, where this store has its payloads"
@@ -113,17 +113,36 @@ class Payloads:
             InvalidInputError: Payloads are in the database.
             PayloadsUnavailableError: The packs of this store are not there.
         """
-        row = await self._database.read(packs.payload_store, end=end)
-        if row is None:
-            expected = "a store with payloads outside the database"
-            raise InvalidInputError("payloads", expected, "one with payloads in the database")
-        payload_store = PayloadStore.at(url, row.store_uid)
+        row = await self._row(end)
+        payload_store = self._at(url, row.store_uid)
         await payload_store.check(end)
         await self._database.write(
             lambda connection: packs.relocate(connection, payload_store.url), end=end
         )
         self._use(payload_store)  # running reads may finish on the old one
         return row.url, payload_store.url
+
+    async def adopt(self, end: float) -> str:
+        """Make this instance of the database the owner of its packs. Returns their URL.
+
+        Raises:
+            InvalidInputError: Payloads are in the database.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
+            DatabaseReadOnlyError: The database or the payload store cannot be written.
+        """
+        await self._row(end)
+        payload_store = await self._located(end)
+        await payload_store.claim(end, adopt=True)
+        return payload_store.url
+
+    async def _row(self, end: float) -> PayloadStoreRow:
+        """Return the payload store that is recorded in the database."""
+        row = await self._database.read(packs.payload_store, end=end)
+        if row is None:
+            expected = "a store with payloads outside the database"
+            raise InvalidInputError("payloads", expected, "one with payloads in the database")
+        return row
 
     async def prune(
         self,
@@ -141,11 +160,10 @@ class Payloads:
             InvalidInputError: Payloads are in the database.
             PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
                 store.
+            PayloadsReadOnlyError: Another instance of the database owns the packs.
             StoreClosedError: The store was closed.
         """
-        if await self._database.read(packs.payload_store, end=end) is None:
-            expected = "a store with payloads outside the database"
-            raise InvalidInputError("payloads", expected, "one with payloads in the database")
+        await self._row(end)
         pruning = Pruning(
             self._database,
             await self._located(end),
@@ -162,6 +180,7 @@ class Payloads:
 
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached or used.
+            PayloadsReadOnlyError: Another instance of the database owns the packs.
             StoreClosedError: The store was closed.
         """
         new = [one for one in payloads if one.pack is None or one.pack.is_gone]
@@ -316,8 +335,17 @@ class Payloads:
             row = await self._database.read(packs.payload_store, end=end)
             if row is None:
                 raise DatabaseError("the URL of the payload store is missing in the database")
-            return self._use(PayloadStore.at(row.url, row.store_uid))
+            return self._use(self._at(row.url, row.store_uid))
         return self._payload_store
+
+    def _at(self, url: str, store_uid: str) -> PayloadStore:
+        """Return the payload store at a URL, for this instance of the database."""
+        database = self._database
+
+        async def read_instance(end: float) -> Instance:
+            return await database.write(database.backend.instance, end=end)
+
+        return PayloadStore.at(url, store_uid, read_instance)
 
     def _use(self, payload_store: PayloadStore) -> PayloadStore:
         """Use a payload store from now on."""
@@ -335,12 +363,17 @@ async def remove_marked(database: Database, payload_store: PayloadStore) -> bool
 
     Returns:
         Whether there may be more.
+
+    Raises:
+        PayloadsReadOnlyError: Another instance of the database owns the packs.
     """
     backend = database.backend
 
     def find(connection: Connection) -> Sequence[int]:
         return packs.removable(connection, backend.now(connection), TIDY_PACKS)
 
+    # Even if nothing can be removed: a standby that was promoted becomes the owner here.
+    await payload_store.claim(end_in(allowance()))
     ids = await database.read(find)
     if not ids:
         return False

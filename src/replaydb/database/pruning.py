@@ -66,8 +66,12 @@ class Pruning:
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
                 store.
+            PayloadsReadOnlyError: Another instance of the database owns the packs.
         """
-        await self._payload_store.check(self._end)
+        if self.report.dry_run:
+            await self._payload_store.check(self._end)
+        else:
+            await self._payload_store.claim(self._end)
         now = await self._database.read(self._database.backend.now, end=self._end)
         await self._prune_marked(now)
         await self._mark_unmarked(now)

@@ -14,6 +14,7 @@ from replaydb.database.transactions import Database, end_in
 from replaydb.errors import (
     DatabaseError,
     NotSupportedError,
+    PayloadsReadOnlyError,
     PayloadsUnavailableError,
     ReplayDBError,
     SchemaError,
@@ -128,7 +129,7 @@ async def _payloads(database: Database) -> Finding:
     try:
         store = PayloadStore.at(row.url, row.store_uid)
         try:
-            await store.check(end_in(PATIENCE_SECONDS))
+            owner = store.owner(await store.check(end_in(PATIENCE_SECONDS)))
         finally:
             await store.close()
     except PayloadsUnavailableError as error:
@@ -136,4 +137,8 @@ async def _payloads(database: Database) -> Finding:
         return Finding("bad", "payload store", str(error), fix)
     except ReplayDBError as error:  # the client of object stores is not installed
         return Finding("bad", "payload store", str(error), "install replaydb[obstore]")
+    instance = await database.read(database.backend.instance)
+    if owner is not None and instance.relation(owner) == "other":
+        refused = PayloadsReadOnlyError(row.url, str(owner), str(instance))
+        return Finding("warning", "payload store", str(refused), "replaydb db adopt-payloads")
     return Finding("good", "payload store", row.url)

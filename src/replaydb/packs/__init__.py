@@ -5,7 +5,16 @@ still in use.
 """
 
 from replaydb.packs.cache import BUCKET_BYTES, RangeCache
+from replaydb.packs.instance import Instance
 from replaydb.packs.protocol import Listed, PackDamage, Range
 from replaydb.packs.store import PayloadStore
 
-__all__ = ["BUCKET_BYTES", "Listed", "PackDamage", "PayloadStore", "Range", "RangeCache"]
+__all__ = [
+    "BUCKET_BYTES",
+    "Instance",
+    "Listed",
+    "PackDamage",
+    "PayloadStore",
+    "Range",
+    "RangeCache",
+]

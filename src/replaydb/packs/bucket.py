@@ -20,6 +20,7 @@ from replaydb.packs.protocol import (
     PackDamage,
     Part,
     Range,
+    State,
     compared,
     missing,
     too_short,
@@ -27,6 +28,7 @@ from replaydb.packs.protocol import (
 from replaydb.packs.urls import PayloadURL
 
 if TYPE_CHECKING:
+    from obstore import PutMode, UpdateVersion
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
 #: Retries also end with the call, which usually has less time.
@@ -39,6 +41,8 @@ RETRY: Final[RetryConfig] = {
         "base": 2,
     },
 }
+#: A service without conditional writes answers them with 501, which obstore retries.
+_CONDITIONAL_RETRIES: Final = 3
 #: Time limit of one request, its body included: 300 MB at a megabyte a second.
 _REQUEST: Final = timedelta(minutes=5)
 _CONNECT: Final = timedelta(seconds=5)
@@ -50,6 +54,7 @@ _PAGE: Final = 1000
 _LARGE: Final = 1_000_000
 _FILE = re.compile(r"([0-9a-f]{32})\.pack")
 _STATUS = re.compile(r"status code: (\d{3})")
+_NOT_IMPLEMENTED = re.compile(r"status code: 501|<Code>NotImplemented<")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _UNREADABLE = re.compile(r"Got invalid (\w{1,64}) response")
 #: obstore's names of the parameters of a URL.
@@ -73,7 +78,8 @@ class Bucket:
 
     def __init__(self, url: PayloadURL, store_uid: str) -> None:
         self._url = str(url)
-        self._store = client(url, f"{url.path}/{store_uid}".lstrip("/"))
+        self._parsed, self._prefix = url, f"{url.path}/{store_uid}".lstrip("/")
+        self._store = client(url, self._prefix)
         self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def begin(self) -> None:
@@ -100,7 +106,32 @@ class Bucket:
         # Not multipart: the parts of an interrupted upload are not listed, but cost money.
         await obstore.put_async(self._store, file, content, use_multipart=False)
 
-    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
+    async def replace(self, file: str, old: bytes, new: bytes) -> bool:
+        """Write an object if it still has the version that was read."""
+        import obstore
+        from obstore.exceptions import GenericError, PreconditionError
+
+        answer = await obstore.get_async(self._store, file)
+        if bytes(await answer.bytes_async()) != old:
+            return False
+        version: UpdateVersion = {}
+        if (e_tag := answer.meta["e_tag"]) is not None:
+            version["e_tag"] = e_tag
+        if (number := answer.meta["version"]) is not None:
+            version["version"] = number
+        mode: PutMode = version or "overwrite"
+        once = client(self._parsed, self._prefix, {**RETRY, "max_retries": _CONDITIONAL_RETRIES})
+        try:
+            await obstore.put_async(once, file, new, mode=mode, use_multipart=False)
+        except PreconditionError:  # also if a first request succeeded and its answer was lost
+            return False
+        except GenericError as error:
+            if not _NOT_IMPLEMENTED.search(str(error)):
+                raise
+            await obstore.put_async(self._store, file, new, use_multipart=False)
+        return True
+
+    async def states(self, files: Sequence[str]) -> dict[str, State]:
         """List the objects from the first of these names on.
 
         Up to 1000 objects, the page size of the services, come in one answer of one service. Names
@@ -109,9 +140,11 @@ class Bucket:
         import obstore
 
         before = min(files)[:-1]  # the list begins after this name
-        found: dict[str, int] = {}
+        found: dict[str, State] = {}
         async for page in obstore.list(self._store, offset=before, chunk_size=_PAGE):
-            found.update((each["path"], each["size"]) for each in page)
+            for each in page:
+                version = each["e_tag"] or each["last_modified"].isoformat()
+                found[each["path"]] = State(each["size"], version)
         return found
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
@@ -259,7 +292,9 @@ def _is_panic(error: Exception) -> bool:
     return type(error).__module__ == "pyo3_async_runtimes"
 
 
-def client(url: PayloadURL, prefix: str) -> S3Store | GCSStore | AzureStore:
+def client(
+    url: PayloadURL, prefix: str, retries: RetryConfig = RETRY
+) -> S3Store | GCSStore | AzureStore:
     """Return a client for a prefix, configured by the URL and, for the rest, by the environment.
 
     Raises:
@@ -281,7 +316,7 @@ def client(url: PayloadURL, prefix: str) -> S3Store | GCSStore | AzureStore:
             prefix=prefix,
             config={_KEYS[url.scheme][name]: value for name, value in url.parameters.items()},
             client_options=client,
-            retry_config=RETRY,
+            retry_config=retries,
         )
         return store
     except (BaseError, ValueError, OSError):

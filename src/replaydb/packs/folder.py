@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import re
 from collections import defaultdict, deque
@@ -29,6 +30,7 @@ from replaydb.packs.protocol import (
     PackDamage,
     Part,
     Range,
+    State,
     compared,
     missing,
     too_short,
@@ -47,6 +49,7 @@ _MAX_CHUNKS: Final = os.sysconf("SC_IOV_MAX")
 #: are rarely reused. In a virtual machine the first use of memory is slow.
 _MAX_WRITTEN: Final = 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
 
@@ -122,15 +125,34 @@ class Folder:
         if sync:
             _sync_folder(self._folder)
 
-    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
+    async def replace(self, file: str, old: bytes, new: bytes) -> bool:
+        """Compare and rename a file while its folder is locked, if the file system has locks."""
+
+        def replace() -> bool:
+            with self._opened() as folder:
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                if (self._folder / file).read_bytes() != old:
+                    return False
+                self._put(file, [new], sync=True)
+                return True
+
+        return await self._in_thread(replace)
+
+    async def states(self, files: Sequence[str]) -> dict[str, State]:
         """Look files up in one open directory: the one that the path leads to at this moment."""
 
-        def sizes() -> dict[str, int]:
+        def states() -> dict[str, State]:
             with self._opened() as folder:
-                found = {file: _size(file, folder) for file in files}
-            return {file: size for file, size in found.items() if size is not None}
+                found = {file: _state(file, folder) for file in files}
+            return {file: state for file, state in found.items() if state is not None}
 
-        return await self._in_thread(sizes)
+        return await self._in_thread(states)
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Read ranges, each into its own memory.
@@ -165,16 +187,16 @@ class Folder:
     def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Allocate memory for each range; return damage for ranges that the files do not have."""
         with self._opened() as folder:
-            sizes = {
-                pack: _size(_file(pack), folder) for pack in {wanted.pack for wanted in ranges}
+            states = {
+                pack: _state(_file(pack), folder) for pack in {wanted.pack for wanted in ranges}
             }
         found: list[memoryview | PackDamage] = []
         for wanted in ranges:
-            size = sizes[wanted.pack]
-            if size is None:
+            state = states[wanted.pack]
+            if state is None:
                 found.append(missing(wanted.pack))
-            elif size < wanted.offset + wanted.length:
-                found.append(too_short(wanted, size))
+            elif state.size < wanted.offset + wanted.length:
+                found.append(too_short(wanted, state.size))
             else:
                 found.append(memory.take(wanted.length))
         return found
@@ -282,11 +304,12 @@ def _file(pack: str) -> str:
     return f"{pack}.pack"
 
 
-def _size(file: str, folder: int) -> int | None:
+def _state(file: str, folder: int) -> State | None:
     try:
-        return os.stat(file, dir_fd=folder).st_size
+        found = os.stat(file, dir_fd=folder)
     except FileNotFoundError:
         return None
+    return State(found.st_size, f"{found.st_ino} {found.st_mtime_ns}")
 
 
 def _write_all(descriptor: int, chunks: Sequence[Part]) -> None:

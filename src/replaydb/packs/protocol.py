@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from replaydb import codec
 from replaydb.errors import ReplayDBError
@@ -62,6 +62,18 @@ class Listed:
     modified: datetime
 
 
+class State(NamedTuple):
+    """State of a file or object.
+
+    Attributes:
+        size: Its size in bytes.
+        version: Text that changes whenever it is replaced.
+    """
+
+    size: int
+    version: str
+
+
 class Objects(Protocol):
     """Files of a folder, or objects below a prefix of a bucket.
 
@@ -84,8 +96,16 @@ class Objects(Protocol):
             sync: Return only when the object survives a power cut.
         """
 
-    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
-        """Return the sizes in bytes of files by name, of those that exist in one folder or bucket.
+    async def replace(self, file: str, old: bytes, new: bytes) -> bool:
+        """Replace a small object if its content is still `old`, as far as the storage can compare.
+
+        Returns:
+            False if it was not replaced, because of another client.
+        """
+        ...
+
+    async def states(self, files: Sequence[str]) -> dict[str, State]:
+        """Return the states of files by name, of those that exist in one folder or bucket.
 
         Separate lookups would not show that the files are together, because an address may lead to
         several services in turn. The answer may include other files.

@@ -2,6 +2,9 @@
 
 A missing pack is lost data only if the marker is present. If the marker is missing, the folder may
 not be mounted, or the bucket may be a different one, so nothing is reported as lost.
+
+The first line of the marker has the uid of the store. The second one, once packs were written, has
+the instance of the database that may write and remove packs. Other instances only read.
 """
 
 from __future__ import annotations
@@ -10,17 +13,20 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 from uuid import uuid4
 
-from replaydb.errors import PayloadsUnavailableError
+from replaydb.errors import PayloadsReadOnlyError, PayloadsUnavailableError
 from replaydb.packs.bucket import Bucket
 from replaydb.packs.folder import Folder
-from replaydb.packs.protocol import Listed, Objects, PackDamage, Part, Range
+from replaydb.packs.instance import Instance
+from replaydb.packs.protocol import Listed, Objects, PackDamage, Part, Range, State
 from replaydb.packs.urls import PayloadURL
 
 T = TypeVar("T")
+#: Reads the instance of the database, by a deadline.
+ReadInstance = Callable[[float], Awaitable[Instance]]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +35,9 @@ ALIGNMENT: Final = 64
 
 #: Pauses in seconds before each further read of damaged bytes.
 REREADS: Sequence[float] = (0.0, 0.5, 1.0, 2.0)
+
+#: Pause in seconds before a marker that another client replaces is read again.
+CLAIM_PAUSE: Final = 0.05
 
 _MARKER = "replaydb-store"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -51,20 +60,28 @@ class PayloadStore:
         url: Normalized URL of the location, absolute and without secrets.
     """
 
-    def __init__(self, url: str, objects: Objects, store_uid: str) -> None:
+    def __init__(
+        self, url: str, objects: Objects, store_uid: str, read_instance: ReadInstance | None
+    ) -> None:
         self.url = url
         self._objects = objects
         self._store_uid = store_uid
-        self._marker = f"payloads of the replaydb store {store_uid}\n".encode()
+        self._first_line = f"payloads of the replaydb store {store_uid}\n".encode()
+        self._read_instance = read_instance
+        self._instance: Instance | None = None
+        self._claimed: str | None = None  # version of the marker that named this instance
         self._newest = 0  # time in the newest name that this object has made or seen
 
     @classmethod
-    def at(cls, url: str, store_uid: str) -> PayloadStore:
+    def at(
+        cls, url: str, store_uid: str, read_instance: ReadInstance | None = None
+    ) -> PayloadStore:
         """Return the payload store at a URL, without accessing it.
 
         Args:
             url: URL of a folder, or of a bucket and a prefix, without secrets.
             store_uid: 32 hex digits that identify the store.
+            read_instance: Reads the instance of the database, before packs are written or removed.
 
         Raises:
             InvalidURLError: The URL cannot be used.
@@ -78,7 +95,7 @@ class PayloadStore:
             objects = Folder(parsed, store_uid)
         else:
             objects = Bucket(parsed, store_uid)
-        return cls(str(parsed), objects, store_uid)
+        return cls(str(parsed), objects, store_uid, read_instance)
 
     async def prepare(self, end: float) -> None:
         """Create the payload store by writing its marker, unless it exists.
@@ -90,21 +107,62 @@ class PayloadStore:
         """
         if await self._marker_found(end) is None:
             await self._by(end, self._objects.begin())
-            await self._by(end, self._objects.put(_MARKER, [self._marker], sync=True))
+            await self._by(end, self._objects.put(_MARKER, [self._first_line], sync=True))
 
-    async def check(self, end: float) -> None:
-        """Check that the marker of this store is present.
+    async def check(self, end: float) -> bytes:
+        """Check that the marker of this store is present. Returns its content.
 
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached, or has no marker of this
                 store.
         """
-        if await self._marker_found(end) is None:
+        if (marker := await self._marker_found(end)) is None:
             raise PayloadsUnavailableError(
                 self.url,
                 "no packs of this store are there. Mount the folder, or correct the endpoint or "
                 "the bucket. If the packs were moved, run `replaydb db relocate URL`",
             )
+        return marker
+
+    async def claim(self, end: float, *, adopt: bool = False) -> None:
+        """Read the instance of the database, and check that it may write and remove packs here.
+
+        It becomes the owner if there is none, or if it is a promoted standby of the owner.
+
+        Args:
+            end: Deadline of the call.
+            adopt: Whether to become the owner in any case.
+
+        Raises:
+            PayloadsReadOnlyError: Another instance owns the packs.
+            PayloadsUnavailableError: As for `check`.
+            DatabaseReadOnlyError: The database or the payload store cannot be written.
+        """
+        assert self._read_instance is not None  # noqa: S101 - this object is not only for reading
+        self._instance = await self._read_instance(end)
+        await self._claim(self._instance, end, adopt=adopt)
+
+    async def _claim(self, instance: Instance, end: float, *, adopt: bool = False) -> None:
+        self._claimed = None  # if this fails, the next write claims before it writes anything
+        while True:
+            # The version is read first: if the marker is replaced meanwhile, it is the old one, and
+            # the next proof of a write finds that out.
+            found = await self._by(end, self._objects.states([_MARKER]))
+            marker = await self.check(end)
+            owner = self.owner(marker)
+            relation = "promoted" if owner is None else instance.relation(owner)
+            if relation == "same":
+                self._claimed = found[_MARKER].version if _MARKER in found else None
+                return
+            if relation == "other" and not adopt:
+                raise PayloadsReadOnlyError(self.url, str(owner), str(instance))
+            new = self._first_line + instance.after(owner).encoded()
+            if not await self._by(end, self._objects.replace(_MARKER, marker, new)):
+                await self._by(end, asyncio.sleep(CLAIM_PAUSE))
+
+    def owner(self, marker: bytes) -> Instance | None:
+        """Return the instance in the content of the marker; None if there is none yet."""
+        return Instance.decoded(marker.removeprefix(self._first_line))
 
     def new_name(self) -> str:
         """Return a name for a new pack that sorts after those this process has made or seen.
@@ -121,7 +179,8 @@ class PayloadStore:
 
         All packs are written by this function. The address of a bucket may lead to another service
         for a while, or with every other request, and a folder may be unmounted. So the pack and
-        the marker must be found together after the write, before a row refers to the pack.
+        the marker must be found together after the write, before a row refers to the pack. If the
+        marker was replaced since this instance claimed the packs, it must claim them again.
 
         Args:
             name: A name from `new_name` that no write has used before, not even a failed one.
@@ -135,6 +194,7 @@ class PayloadStore:
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached or used, or the pack was
                 not found beside the marker. The pack must not be referred to.
+            PayloadsReadOnlyError: Another instance owns the packs. No row may refer to this one.
             DatabaseReadOnlyError: The payload store cannot be written.
             DatabaseFullError: There is no space; nothing was stored.
         """
@@ -149,9 +209,12 @@ class PayloadStore:
             offsets.append(length + gap)
             chunks.append(part)
             length += gap + len(part)
+        if self._claimed is None:
+            await self.claim(end)
         file = _file(name)
         await self._by(end, self._objects.put(file, chunks, sync=sync))
-        await self._prove({file: length, _MARKER: len(self._marker)}, end)
+        if (await self._prove(file, length, end)).version != self._claimed:
+            await self.claim(end)
         return offsets
 
     async def read(self, ranges: Sequence[Range], *, end: float) -> list[memoryview | PackDamage]:
@@ -245,10 +308,10 @@ class PayloadStore:
         if not again:
             return found, set()
         files = [_MARKER, *(_file(one.pack) for one in again)]
-        sizes = await self._by(end, self._objects.sizes(files))
-        if sizes.get(_MARKER) != len(self._marker):
+        states = await self._by(end, self._objects.states(files))
+        if _MARKER not in states:
             return found, set()
-        return found, {one for one, each in again.items() if each.kind == _possible(one, sizes)}
+        return found, {one for one, each in again.items() if each.kind == _possible(one, states)}
 
     async def remove(self, names: Iterable[str], *, end: float) -> None:
         """Remove packs, and the remains of killed writes of them. Packs may already be gone.
@@ -256,9 +319,13 @@ class PayloadStore:
         Raises:
             PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
                 store.
+            PayloadsReadOnlyError: Another instance owns the packs.
             DatabaseReadOnlyError: It cannot be written.
         """
-        await self.check(end)
+        if self._instance is None:
+            await self.claim(end)
+        else:  # not read again: the packs may have been chosen on a server that was replaced since
+            await self._claim(self._instance, end)
         await self._by(end, self._objects.remove([name for name in names if _NAME.fullmatch(name)]))
 
     async def listed(self, *, end: float) -> AsyncIterator[Listed]:
@@ -278,20 +345,21 @@ class PayloadStore:
         """Release threads and connections."""
         self._objects.close()
 
-    async def _prove(self, written: Mapping[str, int], end: float) -> None:
-        """Check that files of these sizes are together in one folder or bucket."""
-        found = await self._by(end, self._objects.sizes(list(written)))
+    async def _prove(self, file: str, size: int, end: float) -> State:
+        """Check that a file of this size is beside the marker. Returns the state of the marker."""
+        found = await self._by(end, self._objects.states([file, _MARKER]))
         self._newest = max(self._newest, *map(_time_in, found), 0)
-        if not written.items() <= found.items():
+        if file not in found or found[file].size != size or _MARKER not in found:
             raise PayloadsUnavailableError(
                 self.url,
                 "the pack just written was not found beside the marker of this store: the address "
                 "leads to another service, or the folder is not mounted",
             )
+        return found[_MARKER]
 
     async def _marker_found(self, end: float) -> bytes | None:
         found = await self._by(end, self._objects.get(_MARKER))
-        if found is not None and found != self._marker:
+        if found is not None and not found.startswith(self._first_line):
             raise PayloadsUnavailableError(self.url, "the marker there belongs to another store")
         return found
 
@@ -320,10 +388,10 @@ def _time_in(file: str) -> int:
     return int(file[len(_NEW) : len(_NEW) + _TIME_DIGITS], 16) if is_new else 0
 
 
-def _possible(damaged: Range, sizes: Mapping[str, int]) -> str:
-    """Return the kind of damage that a range can have, given the sizes of existing packs."""
-    stop = damaged.offset + damaged.length
-    return "altered" if sizes.get(_file(damaged.pack), -1) >= stop else "absent"
+def _possible(damaged: Range, states: Mapping[str, State]) -> str:
+    """Return the kind of damage that a range can have, given the states of existing packs."""
+    pack, stop = states.get(_file(damaged.pack)), damaged.offset + damaged.length
+    return "altered" if pack is not None and pack.size >= stop else "absent"
 
 
 def _file(pack: str) -> str:

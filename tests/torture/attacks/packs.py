@@ -1,7 +1,8 @@
 """Packs keep all acknowledged payloads during deletes and prunes, and nothing else remains.
 
 Processes put, lease and delete groups in every way while others prune. All are killed at times.
-At the end every group is deleted, and concurrent prunes must leave no file.
+Then a copy of the database, without groups, must remove no file. At the end every group is deleted,
+and concurrent prunes must leave no file.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from replaydb import (
     Buffer,
     ConsumedGroupError,
     DatabaseUnavailableError,
+    PayloadsReadOnlyError,
     PayloadsUnavailableError,
     Store,
     operations,
 )
 from support.workers import Worker, kill_all
 from torture import checker
-from torture.context import AttackContext
+from torture.context import AttackContext, copied
 from torture.workers import BUFFER, EXPECTED, CallLog, add_episodes, put, sample
 
 PROMISES = (1, 8)
@@ -73,7 +75,28 @@ async def attack(context: AttackContext) -> None:
     finally:
         await kill_all(workers)
     await context.check()
+    await _use_copy(context, folder)
     await _clean_up(context, folder)
+
+
+async def _use_copy(context: AttackContext, folder: Path) -> None:
+    """Delete every group of a copy, and try to put and prune there; then read the original."""
+    _age(folder)  # the copy would remove all of them as orphans
+    files = {path.name for path in _files(folder)}
+    async with copied(context.url, context.folder / "copy.db") as url, Store.open(url) as store:
+        buffer = await store.buffer(BUFFER)
+        await buffer.delete([info.id for info in await buffer.find()])
+        for call in (buffer.put(derived_group("refused:0:1")), store.prune(dry_run=False)):
+            try:
+                await call
+            except PayloadsReadOnlyError:
+                context.figures["refused calls of copies"] += 1
+            else:
+                raise AssertionError("a copy has written to the payloads of the original")
+    assert {path.name for path in _files(folder)} == files
+    async with Store.open(context.url) as store:
+        report = await operations.verify(store)
+        assert report.is_sound, report.problems[:3]
 
 
 async def _clean_up(context: AttackContext, folder: Path) -> None:

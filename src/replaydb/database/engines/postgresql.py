@@ -39,6 +39,7 @@ from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
     postgresql_indexes,
+    postgresql_instance,
     postgresql_messages,
     postgresql_plans,
     postgresql_pooler,
@@ -73,6 +74,7 @@ from replaydb.errors import (
     OutcomeUnknownError,
     ReplayDBError,
 )
+from replaydb.packs import Instance
 from replaydb.results import Finding
 
 logger = logging.getLogger(__name__)
@@ -542,6 +544,10 @@ class PostgresqlBackend:
             raise self.translate(error) or error from error
         finally:
             await engine.dispose()
+
+    def instance(self, connection: Connection) -> Instance:
+        """Ask the server which database of which server it is, and on which timeline."""
+        return postgresql_instance.instance(connection)
 
     def now(self, connection: Connection) -> datetime:
         """Return the time of the server, because the clocks of its clients may differ."""

@@ -14,6 +14,7 @@ from sqlalchemy.schema import ExecutableDDLElement
 from replaydb.database.engines.signals import Signal
 from replaydb.database.writes import Write
 from replaydb.errors import ReplayDBError
+from replaydb.packs import Instance
 from replaydb.results import Finding
 
 Durability = Literal["process", "full"]
@@ -237,6 +238,10 @@ class Backend(Protocol):
         Raises:
             DatabaseError: The driver's error, typed.
         """
+
+    def instance(self, connection: Connection) -> Instance:
+        """Return the facts that distinguish this database from its copies."""
+        ...
 
     def now(self, connection: Connection) -> datetime:
         """Return the time for leases and deadlines, from one clock for all clients."""

@@ -60,6 +60,7 @@ from replaydb.errors import (
     NotSupportedError,
     ReplayDBError,
 )
+from replaydb.packs import Instance
 from replaydb.results import Finding
 
 #: Connections for reads: half of them for draws, the others for everything else.
@@ -346,6 +347,10 @@ class SqliteBackend:
                 await run_to_completion(connection.close())
         except sqlite3.Error as error:
             raise self.translate(error) or error from error
+
+    def instance(self, connection: Connection) -> Instance:
+        """Look at the file. Its device number is not a fact: it can change with each mount."""
+        return self._file.instance()
 
     def now(self, connection: Connection) -> datetime:
         """Return the time of this machine, which all clients of the file share."""

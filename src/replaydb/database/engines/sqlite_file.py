@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sqlite3
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -20,11 +22,14 @@ from replaydb.errors import (
     DatabaseUnavailableError,
     NotSupportedError,
 )
+from replaydb.packs import Instance
 
 #: At most this many files are named in an error.
 _SHOWN_FILES = 5
 #: Pause in seconds between attempts to configure a file that another connection configures.
 _LONGEST_PAUSE = 0.005
+#: Constants of `statx` on Linux: relative to the current folder, and the field of the birth time.
+_AT_FDCWD, _STATX_BTIME = -100, 0x800
 
 
 class DatabaseFile:
@@ -130,6 +135,16 @@ class DatabaseFile:
         except OSError as error:
             raise _unusable(self.path, error) from error
 
+    def instance(self) -> Instance:
+        """Return what distinguishes the file from copies of it: its inode and its time of birth.
+
+        The inode alone does not: ext4 gives the inode of a deleted file to the next new file.
+        """
+        facts = {"inode": self._stat().st_ino}
+        if (birth := _birth(self.path)) is not None:
+            facts["birth"] = birth
+        return Instance(facts)
+
     def size(self) -> int:
         """Return the bytes of the file and of its -wal file."""
         return self.path.stat().st_size + self._num_in_wal()
@@ -195,6 +210,23 @@ class DatabaseFile:
             return connection
         self.is_immutable = True
         return self._opened("mode=ro&immutable=1", timeout)
+
+
+def _birth(path: Path) -> int | None:
+    """Return when a file was created, in nanoseconds since 1970; None if the system does not tell.
+
+    On Linux Python has no function for it yet, so this calls that of the C library.
+    """
+    seconds = getattr(os.stat(path), "st_birthtime", None)  # on macOS and FreeBSD
+    if seconds is not None:
+        return int(seconds * 1e9)
+    answer = ctypes.create_string_buffer(256)
+    try:
+        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, answer)
+    except (OSError, AttributeError):
+        return None
+    found, seconds, nanoseconds = struct.unpack_from("=I76xqI", answer)
+    return None if failed or not found & _STATX_BTIME else seconds * 10**9 + nanoseconds
 
 
 def _when_free(connection: sqlite3.Connection, pragma: str, timeout: float) -> Any:
