@@ -10,6 +10,8 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +71,7 @@ class WithoutModels(FullyAsyncRayPPOTrainer):
     def __init__(self, folder: Path, generator: StoredGenerator) -> None:
         self.folder, self.generator = folder, generator
         self.global_step, self.epoch = 1, 0
+        self.loop: Callable[[], Awaitable[None]]
         self.mini_batch_size, self.sample_full_batch = GROUPS_PER_STEP, True
         self.all_timings: dict[str, float] = {}
         self.cfg = SimpleNamespace(
@@ -90,6 +93,9 @@ class WithoutModels(FullyAsyncRayPPOTrainer):
         self.async_train_dataloader = _AsyncDataloader(loader, GROUPS_PER_STEP)
         self._staleness_manager = _AsyncStalenessManager(4, GROUPS_PER_STEP, MAX_STALENESS)
 
+    async def train(self) -> None:
+        await self.loop()
+
 
 class Trainer(CheckpointedGroups, WithoutModels):
     pass
@@ -104,24 +110,27 @@ async def train(url: str, folder: Path, log: Path, steps: int, *, die: bool) -> 
             trainer.async_train_dataloader.load_state_from_checkpoint(consumed, filtered)
             trainer._staleness_manager.load_state_from_checkpoint(step + 1)
         trainer.global_step = step + 1
-        queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=GROUPS_PER_STEP * (MAX_STALENESS + 1))
-        workers = [
-            asyncio.create_task(trainer._run_generate_for_a_group_loop(queue)) for _ in range(3)
-        ]
-        while trainer.global_step <= steps:
-            groups, _, _ = await trainer._collect_generation_mini_batch(queue, asyncio.Event())
-            say(log, "trained", *(group.uid for group in groups))
-            await trainer.async_train_dataloader.mark_consumed_uids([one.uid for one in groups])
-            if die and trainer.global_step == steps:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if trainer.global_step % 2 == 0:
-                await asyncio.to_thread(trainer.save_checkpoints)
-                say(log, "saved", trainer.global_step)
-            trainer.global_step += 1
-            await trainer._staleness_manager.notify_capacity_change(trainer.global_step)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers)
+        trainer.loop = partial(loop, trainer, log, steps, die=die)
+        await trainer.train()
+
+
+async def loop(trainer: Trainer, log: Path, steps: int, *, die: bool) -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=GROUPS_PER_STEP * (MAX_STALENESS + 1))
+    workers = [asyncio.create_task(trainer._run_generate_for_a_group_loop(queue)) for _ in range(3)]
+    while trainer.global_step <= steps:
+        groups, _, _ = await trainer._collect_generation_mini_batch(queue, asyncio.Event())
+        say(log, "trained", *(group.uid for group in groups))
+        await trainer.async_train_dataloader.mark_consumed_uids([one.uid for one in groups])
+        if die and trainer.global_step == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.global_step % 2 == 0:
+            await asyncio.to_thread(trainer.save_checkpoints)
+            say(log, "saved", trainer.global_step)
+        trainer.global_step += 1
+        await trainer._staleness_manager.notify_capacity_change(trainer.global_step)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers)
 
 
 def run(url: str, folder: Path, log: Path, steps: int, die: bool) -> None:

@@ -2,7 +2,7 @@
 
 StoredGenerator        a generator whose outputs are stored when they are generated, and served
                        again after a restart
-CheckpointedGroups     a mixin for trainers that settles trained groups with each checkpoint
+CheckpointedGroups     a mixin for trainers that settles the groups of complete checkpoints
 to_groups              converts a `GeneratorOutput` to groups; `to_generator_output` converts back
 merge_stepwise_output  merges turns to rows by SkyRL's rule, and returns its metrics; raises
                        UnmergeableOutputError

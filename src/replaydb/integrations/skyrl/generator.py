@@ -169,7 +169,7 @@ class StoredGenerator(GeneratorInterface):
 
 
 class CheckpointedGroups:
-    """A mixin for `FullyAsyncRayPPOTrainer` that settles groups with each checkpoint.
+    """A mixin for `FullyAsyncRayPPOTrainer` that settles the groups of complete checkpoints.
 
     Name it before the trainer: `class Trainer(CheckpointedGroups, FullyAsyncRayPPOTrainer)`. The
     trainer's generator must be a `StoredGenerator`.
@@ -179,21 +179,46 @@ class CheckpointedGroups:
     generator: StoredGenerator
     global_step: int
     epoch: int
+    has_critic: bool
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # A worker creates its input, and then waits until the staleness limit lets it start.
         self.generator.now = lambda: self.global_step
+        self._saved: tuple[list[str], list[str], str] | None = None
+
+    async def train(self) -> Any:
+        """Train, then settle the groups of the last checkpoint."""
+        done = await super().train()  # type: ignore[misc]
+        await asyncio.to_thread(self._settle)
+        return done
 
     def save_checkpoints(self) -> Any:
-        """Save a checkpoint, then settle the groups of its consumed and filtered prompts."""
+        """Settle the groups of the checkpoint before, then save one.
+
+        When this returns, the checkpoint can be incomplete: SkyRL writes it in the background if so
+        configured, and a subclass can add to it.
+        """
+        self._settle()
         loader = self.async_train_dataloader
         consumed, filtered = loader.get_consumed_uids_list(), loader.get_filtered_uids_list()
         checkpoint = _checkpoint(self.global_step, self.epoch)
         self.generator.mark([*consumed, *filtered], checkpoint)
         saved = super().save_checkpoints()  # type: ignore[misc]
-        self.generator.settle(consumed, filtered, checkpoint=checkpoint)
+        self._saved = (consumed, filtered, checkpoint)
         return saved
+
+    def _settle(self) -> None:
+        """Settle the groups of consumed and filtered prompts of the last checkpoint."""
+        if self._saved is None:
+            return
+        dispatch: Any = getattr(self, "dispatch", None)
+        if hasattr(dispatch, "finalize_pending_saves"):  # SkyRL after 0.3.0
+            for model in ("policy", "critic") if self.has_critic else ("policy",):
+                dispatch.finalize_pending_saves(model)
+        consumed, filtered, checkpoint = self._saved
+        self.generator.settle(consumed, filtered, checkpoint=checkpoint)
+        self._saved = None
 
     def load_checkpoints(self) -> Any:
         """Load a checkpoint, and settle groups that a process left unsettled when it died."""
