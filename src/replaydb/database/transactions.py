@@ -60,6 +60,8 @@ ATTEMPTS = 8
 OUTAGE_SECONDS = (0.05, 1.0)
 #: How long a failed call may take to read the revision of the tables.
 REVISION_SECONDS = 2.0
+#: How long a transaction waits for a snapshot before it checks whether connections are short.
+PIN_SECONDS = 0.2
 #: How long `close` waits for calls whose connections it has terminated.
 CUT_OFF_SECONDS = 1.0
 
@@ -252,8 +254,13 @@ class Database:
 
         async def pinned() -> None:
             waiting = asyncio.create_task(pin.wait())
+            some = asyncio.FIRST_COMPLETED
             try:
-                await asyncio.wait([reading, waiting], return_when=asyncio.FIRST_COMPLETED)
+                while not (pin.is_set() or reading.done()):
+                    await asyncio.wait([reading, waiting], timeout=PIN_SECONDS, return_when=some)
+                    if not pin.is_set() and self.backend.has_one_connection:
+                        reading.cancel()
+                        raise LostRaceError("there was no connection for its snapshot")
             finally:
                 waiting.cancel()
             if not pin.is_set():
@@ -457,8 +464,12 @@ class Database:
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
         """Yield a connection with an open transaction; roll it back unless it was committed."""
-        async with self._wait_until(end):
-            connection = await engine.connect()
+        try:
+            async with self._wait_until(end):
+                connection = await engine.connect()
+        except TimeoutError as error:
+            reason = "no answer in time: no connection was free, or could be opened"
+            raise DatabaseUnavailableError(f"{self.backend.shown}: {reason}") from error
         try:
             try:
                 await self.backend.begin(connection, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -12,6 +13,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 import asyncpg
 from sqlalchemy import (
@@ -31,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.cancellation import run_to_completion
@@ -85,6 +87,9 @@ ROLLBACK_SECONDS = 1.0
 #: outcome on another connection.
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
+#: How long a connection waits for others to be closed if the server has too many. For this time
+#: after the last refusal, connections are closed after each use.
+SHORTAGE_SECONDS = 60.0
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
@@ -125,9 +130,8 @@ class PostgresqlBackend:
     ) -> None:
         self._url = url
         self.read_only = read_only
-        # Behind PgBouncer a call must not wait for a second connection to the server: those may all
-        # be in use by transactions that wait for its locks.
-        self.has_one_connection = url.through_pgbouncer
+        self._short_until = 0.0  # for lack of connections, by `monotonic`
+        self._idle: WeakSet[ConnectionPoolEntry] = WeakSet()
         self._pool: dict[str, Any] = {
             "pool_size": pool_size or POOL_SIZE,
             "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
@@ -145,6 +149,18 @@ class PostgresqlBackend:
     def shown(self) -> str:
         """The URL without passwords."""
         return self._url.shown
+
+    @property
+    def has_one_connection(self) -> bool:
+        """Whether a call must not wait for a second connection to the server.
+
+        Those may all be in use by transactions that wait for its locks, or for more connections.
+        """
+        return self._url.through_pgbouncer or self._is_short()
+
+    def _is_short(self) -> bool:
+        """Whether the server has lately refused a connection because it has too many."""
+        return monotonic() < self._short_until
 
     @property
     def settling_seconds(self) -> float:
@@ -361,11 +377,12 @@ class PostgresqlBackend:
         if not self._url.through_pgbouncer:
             # A NOTIFY is a commit, but a hint need not be durable.
             engine = watched(self._engine({"synchronous_commit": "off"}, **options))
-            return PostgresqlSignal(engine, engine, self._thread)
+            return PostgresqlSignal(engine, engine, self._thread, self._is_short)
         if not self._url.listen_hosts:
             return NoSignal()
         direct = self._engine(url=self._url.direct(), **options)
-        return PostgresqlSignal(watched(direct), watched(self._engine(**options)), self._thread)
+        notifying = watched(self._engine(**options))
+        return PostgresqlSignal(watched(direct), notifying, self._thread, self._is_short)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """Choose the type by SQLSTATE, never by the error's text."""
@@ -590,9 +607,37 @@ class PostgresqlBackend:
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
     async def _connect(self, url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
-        connection = await connect(url, settings)
-        self._is_standby = postgresql_standby.is_standby(connection)
-        return connection
+        """Connect. If the server has too many connections, give up idle ones and wait.
+
+        Other processes may wait for those. No process may keep a connection that it does not use
+        while it waits for another.
+        """
+        end, pause = monotonic() + SHORTAGE_SECONDS, 0.05
+        while True:
+            try:
+                connection = await connect(url, settings)
+            except asyncpg.TooManyConnectionsError as error:
+                if not self._is_short():
+                    logger.warning("%s: connections are closed after use: %s", self.shown, error)
+                self._short_until = monotonic() + SHORTAGE_SECONDS
+                while self._idle:
+                    self._idle.pop().invalidate()
+                if monotonic() + pause > end:
+                    raise
+            else:
+                self._is_standby = postgresql_standby.is_standby(connection)
+                return connection
+            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311
+            pause = min(2 * pause, 1.0)
+
+    def _checked_in(self, _connection: object, entry: ConnectionPoolEntry) -> None:
+        if self._is_short():
+            entry.invalidate()
+        else:
+            self._idle.add(entry)
+
+    def _checked_out(self, _connection: object, entry: ConnectionPoolEntry, _: object) -> None:
+        self._idle.discard(entry)
 
     def _engine(
         self,
@@ -618,6 +663,9 @@ class PostgresqlBackend:
             **options,
         )
         self._log.listen_to(engine)
+        if "poolclass" not in options:
+            event.listen(engine.sync_engine, "checkin", self._checked_in)
+            event.listen(engine.sync_engine, "checkout", self._checked_out)
         event.listen(engine.sync_engine, "handle_error", _give_up_if_outdated)
         return engine
 

@@ -21,6 +21,8 @@ NOTIFY_SECONDS = 0.01
 #: A NOTIFY that takes longer than this is abandoned, and the next one uses another connection.
 NOTIFY_TIMEOUT_SECONDS = 5.0
 CHANNEL = "replaydb"
+#: Interval at which a connection that listens may be given up.
+CHECK_SECONDS = 1.0
 
 
 class NoSignal(Signal):
@@ -39,9 +41,19 @@ class PostgresqlSignal(Signal):
     Both run in the thread of the backend.
     """
 
-    def __init__(self, listening: AsyncEngine, notifying: AsyncEngine, thread: LoopThread) -> None:
-        """Set the engine for LISTEN, which needs a session, and that for NOTIFY."""
+    def __init__(
+        self,
+        listening: AsyncEngine,
+        notifying: AsyncEngine,
+        thread: LoopThread,
+        is_short: Callable[[], bool],
+    ) -> None:
+        """Set the engine for LISTEN, which needs a session, and that for NOTIFY.
+
+        While the server `is_short` of connections, both are omitted: calls check every second.
+        """
         super().__init__()
+        self._is_short = is_short
         self._listening, self._notifying = listening, notifying
         self._thread = thread
         self._publisher: asyncio.Task[None] | None = None
@@ -68,13 +80,17 @@ class PostgresqlSignal(Signal):
                 with suppress(RuntimeError):  # the loop was closed without closing the store
                     loop.call_soon_threadsafe(it)
 
-        await self._thread.run(_listen(self._listening, notified))
+        while self._is_short():  # noqa: ASYNC110 - a time
+            await asyncio.sleep(CHECK_SECONDS)
+        await self._thread.run(_listen(self._listening, notified, self._is_short))
 
     def _publish(self) -> None:
         self._thread.call_soon(self._begin_to_notify)
 
     def _begin_to_notify(self) -> None:
-        self._is_due = True
+        self._is_due = not self._is_short()
+        if not self._is_due:
+            return
         if self._publisher is None or self._publisher.done():
             self._publisher = asyncio.create_task(self._notify())
 
@@ -91,8 +107,10 @@ class PostgresqlSignal(Signal):
                     await asyncio.sleep(NOTIFY_SECONDS)
 
 
-async def _listen(engine: AsyncEngine, notified: Callable[[], object]) -> None:
-    """Call `notified` for each NOTIFY, until the connection is lost."""
+async def _listen(
+    engine: AsyncEngine, notified: Callable[[], object], is_short: Callable[[], bool]
+) -> None:
+    """Call `notified` for each NOTIFY, until the connection is lost or others may need it."""
     async with engine.connect() as connection:
         raw: Any = (await connection.get_raw_connection()).driver_connection
         lost = asyncio.Event()
@@ -100,6 +118,9 @@ async def _listen(engine: AsyncEngine, notified: Callable[[], object]) -> None:
         try:
             await raw.add_listener(CHANNEL, lambda *_: notified())
             notified()  # for commits from before LISTEN took effect
-            await lost.wait()
+            while not lost.is_set() and not is_short():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await lost.wait()
         finally:
             await connection.invalidate()  # a connection that listens must not be pooled

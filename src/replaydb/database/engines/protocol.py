@@ -54,8 +54,6 @@ class Backend(Protocol):
 
     #: Whether writes are refused.
     read_only: bool
-    #: Whether a call may use only one connection. A draw then reads its payloads before it commits.
-    has_one_connection: bool
     #: A draw of at most this many bytes also reads its payloads before it commits: holding its
     #: locks for that time costs less than a snapshot.
     small_draw_bytes: int
@@ -67,6 +65,14 @@ class Backend(Protocol):
     concurrent_draws: int
     #: Pause between two transactions of a call, so that others that wait for a lock can get it.
     turn_seconds: float
+
+    @property
+    def has_one_connection(self) -> bool:
+        """Whether a call may use only one connection, at the moment.
+
+        A draw then reads its payloads before it commits.
+        """
+        ...
 
     @property
     def settling_seconds(self) -> float:
