@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replaydb as rdb
-from replaydb import Buffer, SamplingPolicy, Store
+from replaydb import Buffer, Capacity, SamplingPolicy, Store
+from replaydb.settings import Eviction, OnEvict
+from support.clock import Clock
 from support.examples import examples
-from support.groups import group
+from support.groups import episode, group
 from support.invariants import check_invariants
+
+T = TypeVar("T")
 
 UIDS = [f"uid-{i}" for i in range(6)]
 TASKS = ["gsm8k", "code"]
@@ -30,6 +36,26 @@ POLICIES: list[SamplingPolicy] = [
 
 uids = st.sampled_from(UIDS)
 priorities = st.sampled_from([0.0, 0.5, 1.0, 3.0])
+IDLE = ("completed", "aborted")
+#: They are evicted first, and no other group is evicted for them.
+UNSAMPLABLE = ("expired", "failed", "filtered")
+EVICTIONS: list[Eviction] = [
+    "oldest",
+    "newest",
+    "stalest",
+    "lowest_priority",
+    "most_sampled",
+    "least_recently_sampled",
+    "uniform",
+]
+
+bounds: dict[str, st.SearchStrategy[Any]] = {
+    "capacity": st.none() | st.builds(Capacity, groups=st.integers(1, 4)),
+    "task_capacity": st.none() | st.just({"code": Capacity(groups=1)}),
+    "eviction": st.sampled_from(EVICTIONS),
+    "on_evict": st.sampled_from(["delete", "archive"]),
+    "time_to_live": st.sampled_from([100.0, None]),
+}
 limits = st.none() | st.integers(0, 3) | st.just({"code": 1})
 
 operations = st.one_of(
@@ -49,8 +75,17 @@ operations = st.one_of(
             max_size=3,
             unique_by=lambda one: one[0],
         ),
-        st.sampled_from(["error", "ignore", "replace"]),
+        st.sampled_from(["error", "ignore", "replace", "renew"]),
     ),
+    st.tuples(
+        st.just("open"),
+        uids,
+        st.sampled_from(TASKS),
+        st.sampled_from([None, 50]),
+        st.sampled_from([None, 1]),
+    ),
+    st.tuples(st.just("add"), uids, st.none() | st.integers(0, 6)),
+    st.tuples(st.just("wait"), st.sampled_from([120, 60])),
     st.tuples(
         st.just("sample"),
         st.integers(1, 4),
@@ -70,7 +105,30 @@ operations = st.one_of(
     st.tuples(st.just("advance"), st.integers(0, 2)),
     st.tuples(st.just("limit"), limits),
     st.tuples(st.just("exponent"), st.sampled_from([1.0, 0.5, 0.0, 2.0])),
+    st.tuples(st.just("bounds"), st.fixed_dictionaries({}, optional=bounds)),
 )
+
+#: Reads of a group by which it is evicted, and whether the highest value comes first. None is last.
+ORDERS: dict[Eviction, tuple[Callable[[Row], Any], bool]] = {
+    "oldest": (lambda row: row.id, False),
+    "newest": (lambda row: row.id, True),
+    "stalest": (lambda row: row.version, False),
+    "lowest_priority": (lambda row: row.priority, False),
+    "most_sampled": (lambda row: row.times_sampled, True),
+    "least_recently_sampled": (lambda row: row.last_draw, False),
+}
+
+
+class Refused(Exception):
+    """A call fails with an error of this type, None if it returns nothing.
+
+    Maintenance that it has done is rolled back, unless it `keeps` that.
+    """
+
+    def __init__(self, error: type[Exception] | None, *, keeps: bool = False) -> None:
+        super().__init__(error)
+        self.error = error
+        self.keeps = keeps
 
 
 @dataclass
@@ -80,28 +138,236 @@ class Row:
     priority: float
     version: int | None
     status: str
+    created: int
     times_sampled: int = 0
+    last_draw: int | None = None
+    is_gone: bool = False  # its payload
+    versions: list[int | None] | None = None  # of the episodes of an open group
+    least: int = 2  # of them that are enough at the deadline
+    deadline: int | None = None
 
 
 @dataclass
 class Model:
-    """A buffer modelled in memory, without a database."""
+    """A buffer modelled in memory, without a database.
+
+    Attributes:
+        rows: Its groups, by uid.
+        version: The policy version.
+        limit: The setting `max_staleness`.
+        now: The time in seconds.
+        draws: Number of draws.
+        left: Ids of the groups that the last call has left with a payload, for random evictions.
+    """
 
     rows: dict[str, Row] = field(default_factory=dict)
     version: int = 0
     limit: Any = None
+    capacity: Capacity | None = None
+    task_capacity: dict[str, Capacity] | None = None
+    eviction: Eviction = "oldest"
+    on_evict: OnEvict = "archive"
+    time_to_live: float | None = None
+    now: int = 0
+    draws: int = 0
+    left: Collection[int] = ()
 
     def limit_of(self, task: str) -> int | None:
         limit: int | None = self.limit.get(task) if isinstance(self.limit, dict) else self.limit
         return limit
 
+    def is_too_stale(self, task: str, version: int | None) -> bool:
+        limit = self.limit_of(task)
+        return limit is not None and version is not None and self.version - version > limit
+
+    def locked(self, tasks: Collection[str]) -> Collection[str]:
+        """Return the tasks that a call locks: all if the buffer has a capacity."""
+        return TASKS if self.capacity is not None else tasks
+
+    def retire(self, uid: str) -> None:
+        """Evict a group."""
+        if self.on_evict == "delete":
+            del self.rows[uid]
+        else:
+            self.rows[uid].status, self.rows[uid].is_gone = "archived", True
+
+    def complete(self, row: Row) -> None:
+        row.status = "expired" if self.is_too_stale(row.task, row.version) else "completed"
+
+    def maintain(self, tasks: Collection[str]) -> None:
+        """Process deadlines and `time_to_live`."""
+        for uid, row in list(self.rows.items()):
+            if row.task not in tasks:
+                continue
+            if row.status == "pending" and row.deadline is not None and row.deadline <= self.now:
+                if len(row.versions or ()) >= row.least:
+                    self.complete(row)
+                else:
+                    row.status = "failed"
+            age = self.now - row.created
+            if row.status in (*IDLE, *UNSAMPLABLE) and age > (self.time_to_live or age):
+                self.retire(uid)
+
+    def limits(self, tasks: Iterable[str]) -> Iterator[tuple[list[str], int]]:
+        """Yield the capacities of these tasks and that of the buffer, with their tasks."""
+        for task in tasks:
+            if self.task_capacity is not None and task in self.task_capacity:
+                yield [task], self.task_capacity[task].groups or 0
+        if self.capacity is not None:
+            yield TASKS, self.capacity.groups or 0
+
+    def victim(self, tasks: Collection[str], protected: Collection[str]) -> str | None:
+        """Return the group to evict next."""
+        mine = {
+            uid: row for uid, row in self.rows.items() if row.task in tasks and uid not in protected
+        }
+        if dead := [uid for uid, row in mine.items() if row.status in UNSAMPLABLE]:
+            return min(dead, key=lambda uid: mine[uid].id)
+        idle = [uid for uid, row in mine.items() if row.status in IDLE]
+        if self.eviction == "uniform":
+            idle.sort(key=lambda uid: mine[uid].id in self.left)
+        else:
+            value, highest = ORDERS[self.eviction]
+            known = [uid for uid in idle if value(mine[uid]) is not None]
+            known.sort(key=lambda uid: mine[uid].id)
+            known.sort(key=lambda uid: value(mine[uid]), reverse=highest)
+            unknown = sorted(set(idle) - set(known), key=lambda uid: mine[uid].id)
+            idle = [*known, *unknown]
+        return idle[0] if idle else None
+
+    def fit(
+        self,
+        tasks: Collection[str],
+        most: int,
+        incoming: int = 0,
+        protected: Collection[str] = (),
+        rivals: Collection[str] = (),
+    ) -> None:
+        """Evict groups until new ones fit."""
+        if incoming > most:
+            raise Refused(rdb.InvalidInputError)
+        refused = False
+        while self.stored(tasks) + incoming > most:
+            uid = self.victim(tasks, protected)
+            if uid is None:
+                kept = {uid for uid in protected if self.rows[uid].task in tasks}
+                idle = [uid for uid in kept if self.rows[uid].status in (*IDLE, *UNSAMPLABLE)]
+                would_never_fit = len(idle) + incoming > most
+                raise Refused(rdb.InvalidInputError if would_never_fit else rdb.BufferFullError)
+            refused = refused or uid in rivals
+            self.retire(uid)
+        if refused and not any(
+            row.status in IDLE for row in self.rows.values() if row.task in tasks
+        ):
+            raise Refused(rdb.BufferFullError)
+
+    def stored(self, tasks: Collection[str]) -> int:
+        """Return the number of groups that count against a capacity."""
+        return sum(row.task in tasks and row.status != "archived" for row in self.rows.values())
+
+    def evict_surplus(self, tasks: Collection[str]) -> None:
+        """Evict groups beyond capacities that were lowered."""
+        for limited, most in self.limits(tasks):
+            while self.stored(limited) > most and (uid := self.victim(limited, ())) is not None:
+                self.retire(uid)
+
+    def put(self, new: dict[str, Row], on_duplicate: str) -> None:
+        """Put groups, given with the ids that they have got."""
+        names: Collection[str] = {row.task for row in new.values()}
+        if on_duplicate in ("replace", "renew") and new.keys() & self.rows.keys():
+            names = TASKS
+        names = self.locked(names)
+        self.maintain(names)
+        self.evict_surplus(names)
+        known = {uid: self.rows[uid] for uid in new if uid in self.rows}
+        if known and on_duplicate == "error":
+            raise Refused(rdb.DuplicateGroupError)
+        consumed = [one for one in known.values() if one.status == "archived" and not one.is_gone]
+        if consumed and on_duplicate == "replace":
+            raise Refused(rdb.ConsumedGroupError)
+        for uid, old in known.items():
+            assert (new[uid].id == old.id) == (on_duplicate != "renew")
+        accepted = new
+        if on_duplicate == "ignore":
+            accepted = {uid: row for uid, row in new.items() if uid not in known}
+        for uid in known if accepted is new else ():
+            del self.rows[uid]
+        ids = {row.id for row in self.rows.values()}
+        assert ids.isdisjoint(row.id for row in accepted.values())
+        if not accepted:
+            return
+        created = {uid: row.created for uid, row in known.items() if on_duplicate == "replace"}
+        for uid, row in accepted.items():
+            row.created = created.get(uid, row.created)
+        self.insert(accepted, names, known if on_duplicate == "ignore" else ())
+
+    def insert(
+        self, new: dict[str, Row], locked: Collection[str], protected: Collection[str]
+    ) -> None:
+        """Add groups, and evict others for them."""
+        usable = {uid: row for uid, row in new.items() if row.status not in UNSAMPLABLE}
+        rivals = [
+            uid
+            for uid, row in usable.items()
+            if self.eviction == "lowest_priority" and row.status != "pending"
+        ]
+        incoming = Counter(row.task for uid, row in usable.items() if uid not in rivals)
+        for limited, most in self.limits(incoming):
+            self.fit(limited, most, sum(incoming[task] for task in limited), protected)
+        self.rows |= new
+        for limited, most in self.limits(locked):
+            self.fit(limited, most, rivals=rivals)
+
+    def add(self, uid: str, version: int | None) -> None:
+        """Add an episode to an open group."""
+        names = self.locked([self.rows[uid].task] if uid in self.rows else ())
+        self.maintain(names)
+        row = self.rows.get(uid)
+        if row is None:
+            raise Refused(rdb.UnknownGroupError, keeps=True)
+        if row.status != "pending":
+            raise Refused(rdb.GroupClosedError, keeps=True)
+        self.evict_surplus(names)
+        for limited, most in self.limits([row.task]):
+            self.fit(limited, most)
+        assert row.versions is not None
+        row.versions.append(version)
+        known = [one for one in row.versions if one is not None]
+        row.version = min(known) if len(known) == len(row.versions) else None
+        if len(row.versions) == 2:
+            self.complete(row)
+
+    def update(self, chosen: Iterable[str], status: str, priority: float | None) -> list[Row]:
+        """Set the status of groups, and perhaps their priority."""
+        self.maintain(TASKS)
+        rows = {uid: self.rows[uid] for uid in chosen if uid in self.rows}
+        if status != "archived":
+            for row in rows.values():
+                is_empty = not (row.versions is None or row.versions)
+                if row.is_gone or (is_empty and row.status == "archived"):
+                    raise Refused(rdb.PayloadGoneError)
+                if is_empty and status == "completed":
+                    raise Refused(rdb.InvalidInputError)
+        archived = [row for row in rows.values() if row.status == "archived" != status]
+        incoming = Counter(
+            row.task
+            for row in archived
+            if status in IDLE and not self.is_too_stale(row.task, row.version)
+        )
+        for limited, most in self.limits(incoming) if incoming else ():
+            self.fit(limited, most, sum(incoming[task] for task in limited), rows)
+        for row in rows.values():
+            row.status = status
+            row.priority = row.priority if priority is None else priority
+        self.expire()
+        for limited, most in self.limits(TASKS) if archived else ():
+            self.fit(limited, most)
+        return list(rows.values())
+
     def expire(self) -> int:
         expired = 0
         for row in self.rows.values():
-            limit = self.limit_of(row.task)
-            if row.status not in ("completed", "aborted") or None in (limit, row.version):
-                continue
-            if self.version - (row.version or 0) > (limit or 0):
+            if row.status in IDLE and self.is_too_stale(row.task, row.version):
                 row.status = "expired"
                 expired += 1
         return expired
@@ -142,28 +408,70 @@ def in_order(rows: list[Row], policy: SamplingPolicy) -> list[int] | None:
     return [row.id for row in ordered]
 
 
+async def compared(
+    buffer: Buffer, model: Model, call: Awaitable[T], simulate: Callable[[Model, T | None], object]
+) -> None:
+    """Make a call, and compare its effect on the buffer with that on the model.
+
+    The function gets a copy of the model, which replaces it unless the call is refused, and the
+    result of the call; None if it failed.
+    """
+    result: T | None = None
+    error: Exception | None = None
+    refusal: Refused | None = None
+    try:
+        result = await call
+    except rdb.ReplayDBError as failure:
+        error = failure
+    if model.eviction == "uniform":
+        model.left = [one.id for one in await buffer.find() if one.status != "archived"]
+    trial = copy.deepcopy(model)
+    try:
+        simulate(trial, result)
+    except Refused as refused:
+        refusal = refused
+    if error is not None and refusal is None:
+        raise error
+    assert (error and type(error)) is (refusal and refusal.error)
+    if refusal is None or refusal.keeps:
+        vars(model).update(vars(trial))
+
+
 async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) -> None:
     groups = [
         group(uid, task, priority=priority, version=version, status=status)
         for uid, task, priority, version, status in rows
     ]
-    if on_duplicate == "error" and any(uid in model.rows for uid, *_ in rows):
-        with pytest.raises(rdb.DuplicateGroupError):
-            await buffer.put(groups)
-        return
-    stored = [model.rows[uid] for uid, *_ in rows if uid in model.rows]
-    if on_duplicate == "replace" and any(row.status == "archived" for row in stored):
-        with pytest.raises(rdb.ConsumedGroupError):
-            await buffer.put(groups, on_duplicate=on_duplicate)
-        return
-    ids = await buffer.put(groups, on_duplicate=on_duplicate)
-    for group_id, (uid, task, priority, version, status) in zip(ids, rows, strict=True):
-        known = model.rows.get(uid)
-        assert known is None or known.id == group_id
-        if known is None or on_duplicate == "replace":
-            model.rows[uid] = Row(group_id, task, priority, version, status)
-    assert len({row.id for row in model.rows.values()}) == len(model.rows)
-    model.expire()
+
+    def simulate(model: Model, ids: list[int] | None) -> None:
+        new = {}
+        for i, (uid, task, priority, version, status) in enumerate(rows):
+            group_id = 10**9 + i if ids is None else ids[i]
+            if ids is None and uid in model.rows and on_duplicate != "renew":
+                group_id = model.rows[uid].id
+            if status in IDLE and model.is_too_stale(task, version):
+                status = "expired"
+            new[uid] = Row(group_id, task, priority, version, status, model.now)
+        model.put(new, on_duplicate)
+
+    await compared(
+        buffer, model, buffer.put(groups, on_duplicate=on_duplicate, timeout=0), simulate
+    )
+
+
+async def open_group(
+    buffer: Buffer, model: Model, uid: str, task: str, deadline: int | None, least: int | None
+) -> None:
+    def simulate(model: Model, group_id: int | None) -> None:
+        row = Row(group_id or 10**9, task, 1.0, None, "pending", model.now, versions=[])
+        row.least = least or 2
+        row.deadline = None if deadline is None else model.now + deadline
+        if group_id is None and uid in model.rows:
+            row.id = model.rows[uid].id
+        model.put({uid: row}, "error")
+
+    opening = buffer.open_group(task, uid, 2, deadline=deadline, min_episodes=least, timeout=0)
+    await compared(buffer, model, opening, simulate)
 
 
 async def sample(
@@ -175,45 +483,61 @@ async def sample(
     task: str | None,
     limit: Any,
 ) -> None:
-    rows = model.eligible(task, limit)
-    n = min(most, len(rows))
-    arguments: dict[str, Any] = {"tasks": task, "max_staleness": limit}
-    arguments["at_least"] = max(0, most - spare)
-    if n < arguments["at_least"]:
-        with pytest.raises(rdb.NotEnoughGroupsError) as caught:
-            await buffer.sample(most, policy, **arguments)
-        assert caught.value.available == len(rows)
-        return
-    batch = await buffer.sample(most, policy, **arguments)
-    expected = in_order(rows, policy)
-    if expected is None:
-        assert len(set(batch.ids)) == n
-        assert set(batch.ids) <= {row.id for row in rows}
-    else:
-        assert batch.ids == expected[:n]
-    if policy == rdb.Prioritized():
-        alive = {row.id for row in rows if row.priority > 0}
-        assert len(alive.intersection(batch.ids)) == min(n, len(alive))
-    for row in rows:
-        row.times_sampled += row.id in batch.ids
+    least = max(0, most - spare)
+
+    def simulate(model: Model, batch: rdb.Batch | None) -> None:
+        model.maintain(model.locked(TASKS if task is None else [task]))
+        rows = model.eligible(task, limit)
+        n = min(most, len(rows))
+        if n < least or n == 0:
+            raise Refused(rdb.NotEnoughGroupsError if least else None)
+        assert batch is not None
+        expected = in_order(rows, policy)
+        if expected is None:
+            assert len(set(batch.ids)) == n
+            assert set(batch.ids) <= {row.id for row in rows}
+        else:
+            assert batch.ids == expected[:n]
+        if policy == rdb.Prioritized():
+            alive = {row.id for row in rows if row.priority > 0}
+            assert len(alive.intersection(batch.ids)) == min(n, len(alive))
+        model.draws += 1
+        for row in rows:
+            if row.id in batch.ids:
+                row.times_sampled += 1
+                row.last_draw = model.draws
+
+    drawing = buffer.sample(most, policy, tasks=task, max_staleness=limit, at_least=least)
+    await compared(buffer, model, drawing, simulate)
 
 
 async def update(
     buffer: Buffer, model: Model, chosen: list[str], status: str, priority: float | None
 ) -> None:
-    rows = [model.rows[uid] for uid in chosen if uid in model.rows]
-    changed = await buffer.update(uids=chosen, status=status, priority=priority)
-    assert changed == len(rows)
-    for row in rows:
-        row.status = status
-        row.priority = row.priority if priority is None else priority
-    model.expire()
+    def simulate(model: Model, changed: int | None) -> None:
+        assert changed in (None, len(model.update(chosen, status, priority)))
+
+    updating = buffer.update(uids=chosen, status=status, priority=priority)
+    await compared(buffer, model, updating, simulate)
 
 
-async def apply(buffer: Buffer, model: Model, operation: tuple[Any, ...]) -> None:
+async def apply(  # noqa: C901
+    buffer: Buffer, model: Model, clock: Clock, operation: tuple[Any, ...]
+) -> None:
     match operation:
         case ("put", rows, on_duplicate):
             await put(buffer, model, rows, on_duplicate)
+        case ("open", uid, task, deadline, least):
+            await open_group(buffer, model, uid, task, deadline, least)
+        case ("add", uid, version):
+            adding = buffer.add_episode(uid, episode(version=version), timeout=0)
+            await compared(buffer, model, adding, lambda model, _: model.add(uid, version))
+        case ("wait", seconds):
+            model.now += seconds
+            clock.jump(seconds)
+        case ("bounds", bounds):
+            await buffer.update_settings(**bounds)
+            vars(model).update(bounds)
         case ("sample", most, spare, policy, task, limit):
             await sample(buffer, model, most, spare, policy, task, limit)
         case ("reweigh", uid, priority):
@@ -239,16 +563,17 @@ async def apply(buffer: Buffer, model: Model, operation: tuple[Any, ...]) -> Non
 
 
 async def check(buffer: Buffer, model: Model) -> None:
-    assert await buffer.count() == len(model.rows)
-    found = await buffer.get([row.id for row in model.rows.values()])
-    for stored, (uid, row) in zip(found, model.rows.items(), strict=True):
-        assert stored.group_uid == uid
+    rows = dict(sorted(model.rows.items(), key=lambda item: item[1].id))
+    for stored, (uid, row) in zip(await buffer.find(), rows.items(), strict=True):
+        assert (stored.group_uid, stored.id) == (uid, row.id)
         assert (stored.task_name, stored.status.value) == (row.task, row.status)
         assert (stored.priority, stored.times_sampled) == (row.priority, row.times_sampled)
         assert stored.min_policy_version == row.version
-        if row.status in ("completed", "aborted"):
+        if row.status in (*IDLE, "pending"):
             expected = None if row.version is None else model.version - row.version
             assert stored.staleness == expected
+    kept = [row.id for row in rows.values() if not row.is_gone and row.versions != []]
+    assert [one.id for one in await buffer.get(kept)] == kept
     completed = [row for row in model.rows.values() if row.status == "completed"]
     counters = {one.task_name: one.num_available for one in (await buffer.stats()).tasks}
     for task in TASKS:
@@ -269,12 +594,21 @@ AT_FIRST = [
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(history=st.lists(operations, min_size=4, max_size=20))
-async def test_any_history(store: Store, url: str, history: list[tuple[Any, ...]]) -> None:
+@given(
+    first=st.fixed_dictionaries(bounds),
+    history=st.lists(operations, min_size=4, max_size=20),
+)
+async def test_any_history(
+    store: Store,
+    url: str,
+    clock: Clock,
+    first: dict[str, Any],
+    history: list[tuple[Any, ...]],
+) -> None:
     buffer = await store.buffer(f"buffer-{len(await store.buffers())}")
     model = Model()
     await put(buffer, model, AT_FIRST, "error")
-    for operation in history:
-        await apply(buffer, model, operation)
+    for operation in [("bounds", first), *history]:
+        await apply(buffer, model, clock, operation)
     await check(buffer, model)
     await check_invariants(url)
