@@ -15,6 +15,7 @@ from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database import filters
 from replaydb.database.group_columns import col
+from replaydb.database.records import Priority
 from replaydb.database.repository.puts import OnDuplicate
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError
@@ -68,7 +69,7 @@ async def replace_uninformative(
     informative: Callable[[EpisodeGroup], bool | np.bool_] | None = None,
     where: ColumnElement[bool] | None = None,
     max_staleness: int | None = None,
-    priority: float | Callable[[EpisodeGroup], float] | None = None,
+    priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
     on_duplicate: OnDuplicate = "error",
     step: int | None = None,
 ) -> Replacement:

@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "put of one group": (5, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
     "put of a stored group": (5, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="ignore")),
+    "put at the highest priority": (5, lambda it, n: it.put(group(version=n), priority="max")),
     "put that replaces": (7, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="replace")),
     "put that renews": (7, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="renew")),
     "sample": (4, lambda it, n: it.sample(8)),

@@ -19,6 +19,7 @@ from replaydb.database.payloads import Payloads
 from replaydb.database.records import (
     GroupRecord,
     PayloadRecord,
+    Priority,
     check_puttable,
     to_episode_record,
     to_record,
@@ -79,7 +80,7 @@ class Putting(BufferCore):
         groups: EpisodeGroup | Iterable[EpisodeGroup],
         *,
         on_duplicate: OnDuplicate = "error",
-        priority: float | Callable[[EpisodeGroup], float] | None = None,
+        priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
         cursor: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> list[int]:
@@ -98,8 +99,10 @@ class Putting(BufferCore):
                   group (archived, but not by an eviction) is not replaced.
                 - "renew": delete the stored group and store the new one under a new id, in one
                   transaction.
-            priority: Sampling priority instead of the groups' own: a number for all groups, or a
-                function from group to number.
+            priority: Sampling priority instead of the groups' own: a number for all groups, or
+                "max" for the highest priority of the completed and leased groups of their task that
+                are stored when the put takes effect (1.0 if there are none). Or a function that
+                returns one of these for a group.
             cursor: JSON values by name, written in the same transaction, for example the position
                 in the dataset. `Buffer.cursor` reads them.
             timeout: Seconds to wait for the rate limit, or for capacity if the buffer is full of
@@ -283,7 +286,7 @@ class Putting(BufferCore):
     async def _encode(
         self,
         several: Sequence[EpisodeGroup],
-        priority: float | Callable[[EpisodeGroup], float] | None,
+        priority: Priority | Callable[[EpisodeGroup], Priority] | None,
     ) -> list[GroupRecord]:
         compression = self.settings.compression
 

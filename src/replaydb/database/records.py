@@ -47,6 +47,9 @@ STATUSES = frozenset(GroupStatus)
 #: of their first episode.
 CONTEXT_PART = -1
 
+#: A sampling priority to put: a number, or the highest one of the stored groups of the task.
+Priority = float | Literal["max"]
+
 
 @dataclass(eq=False, slots=True)
 class Pack:
@@ -164,13 +167,14 @@ def check_puttable(group: EpisodeGroup) -> None:
 def to_record(
     group: EpisodeGroup,
     compression: Literal["zstd"] | None,
-    priority: float | Callable[[EpisodeGroup], float] | None = None,
+    priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
 ) -> GroupRecord:
     """Encode a group. `priority`, or its result if it is a function, replaces the group's own."""
     if priority is None:
         priority = group.priority
     elif callable(priority):
         priority = priority(group)
+    is_highest = isinstance(priority, str) and priority == "max"
     # Episodes that were added one by one are stored as one part.
     single = len(group.parts) == 1
     whole = group.parts[0] if single else flatten(group.episodes, group.context)
@@ -181,7 +185,7 @@ def to_record(
         "prompt_uid": group.prompt_uid,
         "task_name": group.task_name,
         "group_status": group.status.value,
-        "priority": checks.priority("priority", priority),
+        "priority": None if is_highest else checks.priority("priority", priority),
         "min_policy_version": group.min_policy_version,
         "max_policy_version": group.max_policy_version,
         "num_episodes": whole.num_episodes,

@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import Bound, execute
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
     buffers,
@@ -26,6 +26,7 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
+from replaydb.database.statements.candidates import Partition, order_of, select_first
 from replaydb.database.statements.episode_group import (
     insert_groups,
     select_kept_on_replace,
@@ -43,8 +44,12 @@ from replaydb.database.statements.task import delete_tasks
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 from replaydb.errors import ConsumedGroupError, DuplicateGroupError, ReplayDBError
+from replaydb.policies import TopPriority
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
+
+#: The highest priorities of up to this many tasks are read in the round trip that locks them.
+MOST_FIRST_READS = 8
 
 #: Values of `on_duplicate` that replace stored content.
 _OVERWRITING = ("replace", "renew")
@@ -108,7 +113,20 @@ def put(
         for record in put.records
     )
     reads = [select_kept_on_replace(list(found.values()))] if found else []
-    locked = tasks_locked(connection, scope, None if anywhere else task_names, reads=reads)
+    compared = {
+        record.task_name
+        for put in puts
+        for record in put.records
+        if record.facts["priority"] is None
+    }
+    first = [
+        read
+        for task_name in sorted(compared)[:MOST_FIRST_READS]
+        for read in _select_highest(scope.buffer_id, task_name)
+    ]
+    locked = tasks_locked(
+        connection, scope, None if anywhere else task_names, reads=[*reads, *first]
+    )
     with locked as buffer:
         capacity.evict_surplus(buffer)
         # Groups found before may have been deleted since, also by maintenance.
@@ -145,6 +163,8 @@ class _Session:
         stored: Columns of the groups that were stored before the first put, by uid.
         written: Uids of the groups whose payloads, episodes and texts are written already.
         accepted: The groups stored so far.
+        highest: The highest priority of the completed and leased groups of tasks, as far as it is
+            known; negative if they have none.
         rows: Rows of `episode_group` that are not written yet; in a limited buffer there are none.
     """
 
@@ -153,6 +173,7 @@ class _Session:
     stored: Mapping[str, Any]
     written: set[str]
     accepted: list[GroupRecord] = field(default_factory=list)
+    highest: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def store(self, put: Put) -> list[int]:
@@ -182,6 +203,7 @@ class _Session:
             if put.on_duplicate in _OVERWRITING or record.uid not in known
         ]
         if accepted and self.buffer.settings.is_limited:
+            self.highest.clear()  # the put before may have evicted groups
             with self.buffer.savepoint():
                 rows, rivals = self._count(put, accepted, known, ids)
                 self._add_keys(rows)
@@ -245,6 +267,11 @@ class _Session:
         Returns:
             Rows of its groups to write, and ids of those without freed space: see `evict_excess`.
         """
+        highest = {
+            record.task_name: self._highest(record.task_name)
+            for record in accepted
+            if record.facts["priority"] is None
+        }
         replaced = known if put.on_duplicate == "replace" else {}
         if put.on_duplicate == "renew":
             self._delete(known)
@@ -268,7 +295,7 @@ class _Session:
         kept = {row.id: _kept(row) for row in replaced.values()}
         rows = [
             row | kept.get(row["id"], {"times_replaced": 0})
-            for row in self._group_rows(accepted, put.of_run, ids)
+            for row in self._group_rows(accepted, put.of_run, ids, highest)
         ]
         for row in rows:
             self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
@@ -277,11 +304,31 @@ class _Session:
     def _delete(self, known: Mapping[str, Any]) -> None:
         """Delete groups that are overwritten."""
         if known:
+            if self.highest:  # it may be that of these groups
+                self.flush()
+                self.highest.clear()
             old = selection(self.buffer.id, ids=[row.id for row in known.values()])
             transitions.replace(self.buffer, old)
 
+    def _highest(self, task_name: str) -> float:
+        """Return the highest priority of the completed and leased groups of a task, or 1.0."""
+        if task_name not in self.highest:
+            self.flush()
+            found = (
+                row.key
+                for read in _select_highest(self.buffer.id, task_name)
+                for row in execute(self.buffer.connection, read)
+            )
+            self.highest[task_name] = max(found, default=-1.0)
+        known = self.highest[task_name]
+        return 1.0 if known < 0.0 else known
+
     def _group_rows(
-        self, records: Sequence[GroupRecord], of_run: RunRow | None, ids: Mapping[str, int]
+        self,
+        records: Sequence[GroupRecord],
+        of_run: RunRow | None,
+        ids: Mapping[str, int],
+        highest: Mapping[str, float],
     ) -> list[dict[str, Any]]:
         """Return rows of groups, and add them to the counters of their tasks."""
         rows = []
@@ -289,8 +336,11 @@ class _Session:
             task = self.buffer.task_states[task_name]
             members = [record for record in records if record.task_name == task_name]
             for record in members:
-                weight = self.buffer.settings.weight(record.facts["priority"])
+                priority = record.facts["priority"]
+                priority = highest[task_name] if priority is None else priority
+                weight = self.buffer.settings.weight(priority)
                 row = record.facts | {
+                    "priority": priority,
                     "id": ids[record.uid],
                     "buffer_id": self.buffer.id,
                     "run_id": (of_run or self.buffer.scope.run).id,
@@ -306,6 +356,8 @@ class _Session:
                 sums = GroupSums(1, weight, row["num_tokens"], row["num_bytes"])
                 task.enter(row["group_status"], sums)
                 task.num_inserted += 1
+                if task_name in self.highest and row["group_status"] == GroupStatus.COMPLETED:
+                    self.highest[task_name] = max(self.highest[task_name], priority)
                 rows.append(row)
         return sorted(rows, key=lambda row: int(row["id"]))
 
@@ -345,6 +397,13 @@ class _Session:
             "group_status": status,
             "status_reason": reason,
         }
+
+
+def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
+    """Return the statements that select the highest priorities, as `key`, of groups of a task."""
+    order = order_of(TopPriority())
+    statuses = (GroupStatus.COMPLETED, GroupStatus.LEASED)
+    return [select_first(Partition(buffer_id, task_name, one.value), order, 1) for one in statuses]
 
 
 def _kept(row: Any) -> dict[str, Any]:
