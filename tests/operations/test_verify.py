@@ -340,19 +340,37 @@ DERIVED: list[Any] = [
     ("staleness", update(episode_group).where(FREE).values(staleness=77)),
     ("staleness", update(buffer).values(policy_version=23)),
     ("staleness", update(task).values(max_staleness=99)),
+    ("columns", update(episode_group).where(FREE).values(reward_mean=9.0, reward_std=0.25)),
+    ("columns", update(episode_group).where(FREE).values(comparable_version=1)),
+    ("columns", update(episode_group).where(FREE).values(min_policy_version=2)),
+    ("columns", update(episode_group).where(FREE).values(weight=0.5, reward_max=None)),
 ]
+
+
+async def derived_columns(url: str) -> list[tuple[Any, ...]]:
+    names = (
+        *("id", "group_status", "staleness", "weight", "comparable_version", "reward_mean"),
+        *("reward_std", "reward_min", "reward_max", "min_policy_version", "max_policy_version"),
+    )
+    async with transaction(url) as connection:
+        columns = [episode_group.c[name] for name in names]
+        rows = await connection.execute(select(*columns).order_by(episode_group.c.id))
+        return [tuple(row) for row in rows]
 
 
 @pytest.mark.parametrize(("engine_name", "kind", "statement"), in_turn(DERIVED))
 async def test_indexes_and_staleness_are_rebuilt(populated: str, kind: str, statement: Any) -> None:
     """In spite of lost data of a group, which they are not derived from."""
     await change(populated, update(episode_group).where(LEASED).values(num_tokens=1))
+    right = await derived_columns(populated)
     await change(populated, statement)
     report = await verified(populated, repair=True)
     found = [one for one in report.problems if one.kind not in ("group", "counters")]
     assert {one.kind for one in found} == {kind}
     assert all(one.is_repaired for one in found)
     assert {one.kind for one in (await verified(populated)).problems} == {"group", "counters"}
+    if kind == "columns":
+        assert await derived_columns(populated) == right
     async with Store.open(populated) as store:
         math = await store.buffer("math")
         groups = await math.find()

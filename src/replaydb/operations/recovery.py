@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import decoded
-from replaydb.database.repository import aging, buffers, damage, groups, tags
+from replaydb.database.repository import aging, buffers, damage, groups, recount, tags
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.damage import Failed
 from replaydb.database.repository.locked import LockedBuffer, Scope
@@ -77,6 +77,13 @@ async def rebuild_staleness(database: Database, row: BufferRow, task_name: str) 
     await _change(database, row, lambda buffer: aging.repair(buffer, task_name))
     await _repeat(database, row, step)
     database.signal.announce()
+
+
+async def rebuild_columns(database: Database, row: BufferRow, ids: Sequence[int]) -> None:
+    """Recompute the columns of groups that follow from their episodes or their priority."""
+    names = await _change(database, row, lambda buffer: recount.repair_columns(buffer, ids))
+    for name in sorted(names):
+        await rebuild_staleness(database, row, name)
 
 
 async def _repeat(database: Database, row: BufferRow, step: Callable[[LockedBuffer], bool]) -> None:

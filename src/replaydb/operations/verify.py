@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection
 
@@ -28,6 +28,7 @@ from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
     intact_groups,
+    rebuild_columns,
     rebuild_staleness,
     rebuild_tags,
     restore,
@@ -40,8 +41,8 @@ MOST_LISTED: Final = 1000
 _INTACT: Final = "marked failed because of damage, but is intact now; former status: "
 
 Kind = Literal[
-    "damage", "payload", "group", "orphan", "tags", "staleness", "counters", "pack", "sequence",
-    "failed",
+    "damage", "payload", "group", "orphan", "tags", "columns", "staleness", "counters", "pack",
+    "sequence", "failed",
 ]  # fmt: skip
 
 
@@ -54,12 +55,13 @@ class Problem:
             `payload`: the bytes differ from their checksum, or contradict the rows of the episodes.
             `group`: the row of a group contradicts its episodes, payloads, texts or lease.
             `orphan`: rows refer to missing rows. `tags`: the index of a tag, which filters rely
-            on, differs from the groups. `staleness`: the stored staleness of groups of a task,
-            which filters rely on, differs from the policy version, or groups should have expired.
-            `counters`: the counters of a task, which capacity and draws rely on, are wrong.
-            `pack`: the counters of a pack are wrong, or it is wrongly marked for deletion or not
-            marked. `sequence`: it would generate ids of existing rows. `failed`: a group was
-            marked failed because of damage, but is intact now.
+            on, differs from the groups. `columns`: columns of a group that follow from its episodes
+            or its priority (rewards, policy versions, weight) are wrong. `staleness`: the stored
+            staleness of groups of a task, which filters rely on, differs from the policy version,
+            or groups should have expired. `counters`: the counters of a task, which capacity and
+            draws rely on, are wrong. `pack`: the counters of a pack are wrong, or it is wrongly
+            marked for deletion or not marked. `sequence`: it would generate ids of existing rows.
+            `failed`: a group was marked failed because of damage, but is intact now.
         where: The group, task, table, row or pack.
         what: Description of the problem.
         is_repaired: Whether this call repaired it.
@@ -118,7 +120,7 @@ async def verify(
 
     Args:
         store: The store. It may be opened read-only unless `repair` is set.
-        repair: Rebuild wrong tag indexes, and update the staleness of groups, in short
+        repair: Rebuild wrong tag indexes and columns, and update the staleness of groups, in short
             transactions. Recompute the counters of tasks and packs, under their locks, if the rows
             that they are computed from have no problems. Move id sequences past the ids of existing
             rows. Restore the former status of groups that failed as damaged but are intact. Other
@@ -135,7 +137,8 @@ async def verify(
     """
     verifying = _Verifying(store, checks.optional(checks.function, "progress", progress))
     await verifying.rows(repair=checks.flag("repair", repair))
-    await verifying.payloads()
+    await verifying.payloads(repair=repair)
+    await verifying.staleness(repair=repair)
     await verifying.failed(repair=repair)
     return verifying.report
 
@@ -146,6 +149,7 @@ class _Verifying:
         self._database = store._database
         self._payloads = store._payloads
         self._progress = progress
+        self._lost: set[str] = set()  # groups whose data is wrong or was lost
 
     async def rows(self, *, repair: bool) -> None:
         """Check rows, counters and sequences by SQL, in one snapshot."""
@@ -159,7 +163,6 @@ class _Verifying:
             self._add_problems(await snapshot.read(_orphans))
             self._add_problems(await snapshot.read(_wrong_groups))
             wrong_tags = await snapshot.read(_wrong_tags)
-            outdated = await snapshot.read(_outdated)
             task_states = await snapshot.read(_task_states)
             wrong_packs = await snapshot.read(_packs)
             behind = await snapshot.read(self._behind)
@@ -171,11 +174,10 @@ class _Verifying:
             Problem("sequence", f"table {one.table}", str(one), is_repaired=repair)
             for one in behind
         ]
-        for rebuild, wrong in ((rebuild_tags, wrong_tags), (rebuild_staleness, outdated)):
-            for row, name, problem in wrong:
-                if repair:
-                    await rebuild(self._database, row, name)
-                repaired.append(replace(problem, is_repaired=repair))
+        for row, name, problem in wrong_tags:
+            if repair:
+                await rebuild_tags(self._database, row, name)
+            repaired.append(replace(problem, is_repaired=repair))
         repair = repair and not self.report.num_problems
         if repair and (task_states or wrong_packs):
             await self._database.write(self._repair, end=end_in(BULK_SECONDS))
@@ -194,8 +196,11 @@ class _Verifying:
             recount.repair_counters(connection, row.id, row.name)
         packs.recount(connection, self._database.backend.now(connection))
 
-    async def payloads(self) -> None:
-        """Read all payloads and check them against checksums and rows."""
+    async def payloads(self, *, repair: bool) -> None:
+        """Read all payloads, check them against checksums and rows, and then columns of groups."""
+        buffer_rows: dict[int, BufferRow] = {}
+        if not any(one.kind == "damage" for one in self.report.problems):
+            buffer_rows = {row.id: row for row in await self._database.read(_every_buffer)}
         async for fetched in every_payload(self._database, self._payloads):
             size = sum(len(data) for _, data in fetched.sound)
             number = len(fetched.sound) + len(fetched.damaged)
@@ -204,7 +209,39 @@ class _Verifying:
                 for (group_id, part), why in sorted(fetched.damaged.items())
             )
             self._add_problems(await self._contradicting(fetched.sound))
+            ids = sorted({part.group_id for part, _ in fetched.sound})
+            await self._columns(buffer_rows, ids, repair=repair)
             self._update(num_payloads=number, num_bytes=size)
+
+    async def _columns(
+        self, buffer_rows: Mapping[int, BufferRow], ids: Sequence[int], *, repair: bool
+    ) -> None:
+        """Check columns that follow from episodes, of groups without other problems."""
+        if not buffer_rows:
+            return
+        sound = [one for one in ids if f"group {one}" not in self._lost]
+
+        def work(connection: Connection) -> dict[Any, recount.Wrong]:
+            return recount.wrong_columns(connection, buffer_rows, sound)
+
+        found = await self._database.read(work)
+        for buffer_id in {row.buffer_id for row in found} if repair else ():
+            mine = [row.id for row in found if row.buffer_id == buffer_id]
+            await rebuild_columns(self._database, buffer_rows[buffer_id], mine)
+        self._add_problems(
+            Problem("columns", f"group {row.id}", _described(wrong), is_repaired=repair)
+            for row, wrong in found.items()
+        )
+
+    async def staleness(self, *, repair: bool) -> None:
+        """Check the staleness of groups, after the versions that it follows from."""
+        if any(one.kind == "damage" for one in self.report.problems):
+            return
+        outdated = await self._database.read(_outdated, end=end_in(BULK_SECONDS))
+        for row, name, problem in outdated:
+            if repair:
+                await rebuild_staleness(self._database, row, name)
+            self._add_problems([replace(problem, is_repaired=repair)])
 
     async def failed(self, *, repair: bool) -> None:
         """Find groups that failed as damaged but are intact, and optionally restore them."""
@@ -234,6 +271,8 @@ class _Verifying:
 
     def _add_problems(self, problems: Iterable[Problem]) -> None:
         found = tuple(problems)
+        lost = (one for one in found if one.kind in ("group", "payload"))
+        self._lost |= {one.where.partition(",")[0] for one in lost}
         listed = (*self.report.problems, *found)[:MOST_LISTED]
         self.report = replace(self.report, problems=listed)
         repaired = sum(one.is_repaired for one in found)
@@ -340,9 +379,13 @@ def _task_states(connection: Connection) -> list[Problem]:
     found = []
     for row in _every_buffer(connection):
         for task_name, wrong in recount.wrong_counters(connection, row.id).items():
-            what = "; ".join(f"{each} is {a}, expected {b}" for each, (a, b) in wrong.items())
-            found.append(Problem("counters", f"task {task_name!r} of buffer {row.name!r}", what))
+            where = f"task {task_name!r} of buffer {row.name!r}"
+            found.append(Problem("counters", where, _described(wrong)))
     return found
+
+
+def _described(wrong: recount.Wrong) -> str:
+    return "; ".join(f"{each} is {a}, expected {b}" for each, (a, b) in wrong.items())
 
 
 def _packs(connection: Connection) -> list[Problem]:

@@ -218,7 +218,7 @@ def _summarise(
     changes = []
     for group_id, rows in members.items():
         group = found[group_id]
-        facts = _facts(rows, policy_version)
+        facts = facts_of(rows, policy_version)
         task = buffer.task_states[group.task_name]
         task.leave(group.group_status, GroupSums.of([group]))
         grown = GroupSums(1, group.weight, facts["num_tokens"], num_bytes[group_id])
@@ -269,7 +269,7 @@ def _complete(
     }
 
 
-def _facts(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
+def facts_of(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
     """Return the scalars of a group with these episodes.
 
     Args:

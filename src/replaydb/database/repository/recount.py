@@ -1,19 +1,26 @@
-"""Recomputation of task counters from the stored groups."""
+"""Recomputation of task counters from the stored groups, and of columns of groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute
-from replaydb.database.repository import buffers, tasks
+from replaydb.database.prepared import execute, execute_many
+from replaydb.database.repository import buffers, groups, tasks
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.incremental_groups import facts_of
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.statements.recount import recount_tasks
+from replaydb.database.statements.episode_group import update_each_group
+from replaydb.database.statements.payload import select_episodes
+from replaydb.database.statements.recount import recount_tasks, select_derived
 from replaydb.database.statements.task import lock_buffer_and_tasks
+from replaydb.errors import InvalidInputError
 
 #: Columns of a task that can be computed from its groups.
 COUNTED = (
@@ -28,7 +35,13 @@ COUNTED = (
 
 _NOTHING: Mapping[str, Any] = dict.fromkeys(COUNTED, 0) | {"total_weight": 0.0}
 
-#: Wrong counters of a task, by column: the stored value and the right one.
+#: Columns of a group that follow from its episodes, besides those of `select_miscounted_groups`.
+_OF_EPISODES = (
+    *("reward_mean", "reward_std", "reward_min", "reward_max"),
+    *("min_policy_version", "max_policy_version"),
+)
+
+#: Wrong columns of a row, by name: the stored value and the right one.
 Wrong = dict[str, tuple[Any, Any]]
 
 
@@ -49,6 +62,54 @@ def repair_counters(connection: Connection, buffer_id: int, buffer_name: str) ->
     wrong = _wrong(connection, buffer_id, task_states)
     tasks.save(connection, [task for task, _ in wrong.values()])
     return len(wrong)
+
+
+def wrong_columns(
+    connection: Connection, rows: Mapping[int, BufferRow], ids: Sequence[int]
+) -> dict[Any, Wrong]:
+    """Return wrong columns of groups that follow from the episodes or the priority, by row.
+
+    Args:
+        connection: In any transaction.
+        rows: Rows of the buffers by id. Groups of other buffers are omitted.
+        ids: Ids of groups.
+    """
+    members: dict[int, list[Any]] = {}
+    for episode in execute(connection, select_episodes(ids)):
+        members.setdefault(episode.group_id, []).append(episode)
+    found = {}
+    for one in execute(connection, select_derived(ids)):
+        if one.id in members and one.buffer_id in rows:
+            facts = facts_of(members[one.id], None)
+            right = {name: facts[name] for name in _OF_EPISODES}
+            if one.comparable_version is not None:
+                right["comparable_version"] = facts["min_policy_version"]
+            with suppress(InvalidInputError):  # the priority is wrong
+                right["weight"] = rows[one.buffer_id].settings.weight(one.priority)
+            pairs = {name: (getattr(one, name), value) for name, value in right.items()}
+            if wrong := {name: pair for name, pair in pairs.items() if not _are_same(*pair)}:
+                found[one] = wrong
+    return found
+
+
+def repair_columns(buffer: LockedBuffer, ids: Sequence[int]) -> set[str]:
+    """Correct columns that `wrong_columns` returned. Return the tasks whose staleness is wrong."""
+    names, priorities = set(), {}
+    for one, wrong in wrong_columns(buffer.connection, {buffer.id: buffer.row}, ids).items():
+        values = {name: right for name, (_, right) in wrong.items()}
+        if "comparable_version" in values:
+            names.add(one.task_name)
+        if values.pop("weight", None) is not None:
+            priorities[one.id] = one.priority
+        if values:
+            execute_many(buffer.connection, update_each_group(), [{"group_id": one.id, **values}])
+    rows = groups.scalars(buffer.connection, buffer.id, sorted(priorities))
+    groups.update_priorities(buffer, rows, priorities)
+    return names
+
+
+def _are_same(stored: Any, right: Any) -> bool:
+    return stored == right if None in (stored, right) else _agree(stored, right)
 
 
 def _wrong(

@@ -18,6 +18,8 @@ from sqlalchemy import (
     select,
 )
 
+from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     IS_IDLE,
     episode,
@@ -73,6 +75,26 @@ def count_outdated(buffer_id: int, policy_version: int, by_newest: bool) -> Sele
         .where(group.buffer_id == buffer_id, is_wrong | is_late)
         .group_by(group.task_name)
     )
+
+
+@prepared
+def select_derived(ids: Any) -> Select[Any]:
+    """Select the columns of groups that follow from others, by id."""
+    columns = (
+        group.id,
+        group.buffer_id,
+        group.task_name,
+        group.priority,
+        group.weight,
+        group.reward_mean,
+        group.reward_std,
+        group.reward_min,
+        group.reward_max,
+        group.min_policy_version,
+        group.max_policy_version,
+        group.comparable_version,
+    )
+    return select(*columns).where(among(group.id, ids))
 
 
 def orphans() -> Iterator[tuple[str, str, Select[int]]]:
