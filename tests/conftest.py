@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -124,6 +125,14 @@ def _quick_rereads() -> Iterator[None]:
     """Shorten the pauses before damaged payloads are read again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("replaydb.packs.store.REREADS", (0.0, 0.01, 0.02, 0.04))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _untidied() -> Iterator[None]:
+    """Let puts remove no packs in the background, which they do first at a random time."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("replaydb.database.payloads.TIDY_SECONDS", math.inf)
         yield
 
 

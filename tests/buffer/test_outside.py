@@ -443,12 +443,12 @@ async def test_a_put_that_is_rolled_back_releases_no_pack(store: Store, url: str
 
 async def test_a_rewritten_pack_replaces_the_old_one(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
-    await buffer.put(groups(3))
-    await buffer.delete([2])
+    await buffer.put(groups(5))
+    await buffer.delete([2, 4, 5])
     database = store._database
     end = asyncio.get_running_loop().time() + 60
     payload_store = await store._payloads._located(end)
-    [dead] = await database.read(lambda connection: packs.mostly_dead(connection, 0.9, 5))
+    [dead] = await database.read(lambda connection: packs.mostly_dead(connection, 5))
     parts = await database.read(lambda connection: packs.members(connection, dead.id))
     ranges = [Range(dead.name, part.pack_offset, part.pack_length) for part in parts]
     data = [

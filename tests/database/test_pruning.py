@@ -431,7 +431,7 @@ async def test_a_compaction_whose_pack_was_removed_as_an_orphan(
         offsets = await write(self, *args, **more)
         monkeypatch.setattr(PayloadStore, "write", write)
         with monkeypatch.context() as patch:
-            patch.setattr(Pruning, "_compact", nothing)  # as if killed before it
+            patch.setattr(Pruning, "compact", nothing)  # as if killed before it
             removed.append(await _pruned_as_if_old(store, folder))
         return offsets
 

@@ -14,8 +14,9 @@ Snapshot = dict[str, list[tuple[object, ...]]]
 
 _POSTGRESQL = {
     "tables": """
-        SELECT relname, relkind::text, reloptions FROM pg_class
-        WHERE relnamespace = 'public'::regnamespace""",
+        SELECT one.relname, one.relkind::text, one.reloptions, toast.reloptions
+        FROM pg_class AS one LEFT JOIN pg_class AS toast ON toast.oid = one.reltoastrelid
+        WHERE one.relnamespace = 'public'::regnamespace""",
     "columns": """
         SELECT relname, attname, row_number() OVER (PARTITION BY attrelid ORDER BY attnum),
             format_type(atttypid, atttypmod), attnotnull,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from replaydb.database.pruning import Pruning
 from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PayloadStoreRow
-from replaydb.database.transactions import Database, allowance, end_in
+from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
 from replaydb.packs import BUCKET_BYTES, Instance, PackDamage, PayloadStore, Range, RangeCache
 from replaydb.results import PruneReport
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 _Key = tuple[Any, Any]
 Data = memoryview | PackDamage
 
-#: Interval at which puts remove unused packs, and the number of packs per step.
+#: Interval at which puts remove and compact packs, and the number of packs per removal.
 TIDY_SECONDS = 60.0
 TIDY_PACKS = 256
 
@@ -54,7 +55,9 @@ class Payloads:
         self._idle = asyncio.Event()
         self._idle.set()
         self._tidying: asyncio.Task[None] | None = None
-        self._tidied = time.monotonic()
+        # The first time at random, since processes may live shorter than the interval.
+        self._tidied = time.monotonic() - random.random() * TIDY_SECONDS  # noqa: S311
+        self._damaged: set[int] = set()
 
     @property
     def url(self) -> str | None:
@@ -275,7 +278,7 @@ class Payloads:
         ]
 
     def tidy_soon(self) -> None:
-        """Remove unused packs in the background, at most once in `TIDY_SECONDS`."""
+        """Remove and compact packs in the background, at most once in `TIDY_SECONDS`."""
         due = time.monotonic() - self._tidied > TIDY_SECONDS
         if due and (self._tidying is None or self._tidying.done()):
             self._tidying = asyncio.create_task(self._tidy())
@@ -318,14 +321,27 @@ class Payloads:
                 self._idle.set()
 
     async def _tidy(self) -> None:
-        """Remove all removable packs. After an interruption, the next process removes the rest."""
+        """Remove all removable packs, and compact those that are mostly dead.
+
+        After an interruption, the next process does the rest.
+        """
         try:
-            while await remove_marked(self._database, await self._located(end_in(allowance()))):
+            payload_store = await self._located(end_in(allowance()))
+            while await remove_marked(self._database, payload_store):
                 pass
+            pruning = Pruning(
+                self._database,
+                payload_store,
+                dry_run=False,
+                min_age=0.0,
+                end=end_in(BULK_SECONDS),
+                progress=None,
+            )
+            await pruning.compact(self._damaged)
         except ReplayDBError as error:
-            logger.warning("unused packs were not removed: %s", error)
+            logger.warning("unused packs were not removed or compacted: %s", error)
         except Exception:
-            logger.exception("unused packs were not removed")
+            logger.exception("unused packs were not removed or compacted")
         finally:
             self._tidied = time.monotonic()
 

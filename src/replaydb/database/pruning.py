@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, TypeVar
+from itertools import accumulate
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
 
+from replaydb.cancellation import run_to_completion
 from replaydb.database.repository import packs
 from replaydb.database.transactions import Database
 from replaydb.packs import Listed, PackDamage, PayloadStore, Range
@@ -28,8 +30,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: A pack is compacted if at most this share of its bytes is live.
-MOSTLY_DEAD: Final = 0.5
+#: Bytes that a compaction copies at once, in one transaction; a single part may be larger.
+COPY_BYTES = 32 << 20
 
 _PAGE: Final = 500
 #: A limit above the number of packs: all are read at once.
@@ -82,7 +84,7 @@ class Pruning:
                 await self._prune_orphans(page, now)
                 page.clear()
         await self._prune_orphans(page, now)
-        await self._compact()
+        await self.compact()
         return self.report
 
     async def _prune_marked(self, now: datetime) -> None:
@@ -133,40 +135,60 @@ class Pruning:
             )
         return bool(claimed)
 
-    async def _compact(self) -> None:
-        """Copy the live parts of mostly dead packs into new packs."""
-        dead = await self._read(lambda connection: packs.mostly_dead(connection, MOSTLY_DEAD, _ALL))
-        for pack in dead:
+    async def compact(self, skip: set[int] | None = None) -> None:
+        """Copy the live parts of mostly dead packs into new packs.
+
+        Args:
+            skip: Ids of packs that were found to be damaged. They are not read again, and those
+                that are found now are added.
+        """
+        known = set() if skip is None else skip
+        for pack in await self._read(lambda connection: packs.mostly_dead(connection, _ALL)):
+            if pack.id in known:
+                continue
             if self.report.dry_run:
                 freed = pack.num_bytes - pack.live_bytes
                 self._found(num_compacted=1, compacted_bytes=freed)
-            else:
-                await self._compact_one(pack.id, pack.name, pack.num_bytes)
+            elif not await self._compact_one(pack.id, pack.name, pack.num_bytes):
+                known.add(pack.id)
 
-    async def _compact_one(self, pack_id: int, name: str, num_bytes: int) -> None:
+    async def _compact_one(self, pack_id: int, name: str, num_bytes: int) -> bool:
+        """Copy the live parts of a pack. Returns False if one is damaged."""
         members = await self._read(lambda connection: packs.members(connection, pack_id))
-        ranges = [Range(name, one.pack_offset, one.pack_length, one.checksum) for one in members]
-        if not ranges:
-            return
-        parts: list[memoryview] = []
-        for part in await self._payload_store.read(ranges, end=self._end):
-            if isinstance(part, PackDamage):
-                logger.warning("pack %s is damaged and is not compacted", name)
-                self._found(num_damaged=1)
-                return
-            parts.append(part)
+        copied = 0
+        while members:
+            sizes = accumulate(one.pack_length for one in members)
+            number = max(1, sum(size <= COPY_BYTES for size in sizes))
+            several, members = members[:number], members[number:]
+            ranges = [
+                Range(name, one.pack_offset, one.pack_length, one.checksum) for one in several
+            ]
+            parts: list[memoryview] = []
+            for part in await self._payload_store.read(ranges, end=self._end):
+                if isinstance(part, PackDamage):
+                    logger.warning("pack %s is damaged and is not compacted", name)
+                    self._found(num_damaged=1)
+                    return False
+                parts.append(part)
+            # If the caller is cancelled between the two steps, the new pack would be an orphan.
+            copied += await run_to_completion(self._copy(pack_id, several, parts))
+        if copied:
+            self._found(num_compacted=1, compacted_bytes=num_bytes - copied)
+        return True
+
+    async def _copy(self, pack_id: int, members: Sequence[Any], parts: Sequence[memoryview]) -> int:
+        """Write parts to a new pack, and let their rows refer to it. Returns its size, or 0."""
         new = self._payload_store.new_name()
         # Flushed whatever the durability of puts: the old pack is on the disk, and will be removed.
         offsets = await self._payload_store.write(new, parts, sync=True, end=self._end)
         size = offsets[-1] + len(parts[-1])
-        moves = dict(zip((one.offset for one in ranges), offsets, strict=True))
+        moves = dict(zip((one.pack_offset for one in members), offsets, strict=True))
 
         def repoint(connection: Connection) -> int:
             now = self._database.backend.now(connection)
             return packs.repoint(connection, pack_id, new, size, moves, now)
 
-        if await self._database.write(repoint, end=self._end):
-            self._found(num_compacted=1, compacted_bytes=num_bytes - size)
+        return size if await self._database.write(repoint, end=self._end) else 0
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.read(work, end=self._end)

@@ -49,6 +49,7 @@ from replaydb.results import DrawOutcome
 #: so does not need alembic.
 REVISIONS: tuple[str, ...] = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
+    "0011",
 )
 
 metadata = MetaData(
@@ -337,6 +338,26 @@ Index(
     postgresql_where=pack.c.condemned_at.is_not(None),
 )
 
+# A pack is compacted if at most half of its bytes are live. With literals, and the column on the
+# left, so that planners recognize the condition of the index.
+is_mostly_dead = (pack.c.live_parts > literal_column("0")) & (
+    pack.c.num_bytes >= literal_column("2") * pack.c.live_bytes
+)
+Index(
+    "ix_pack_mostly_dead",
+    pack.c.live_bytes,
+    pack.c.id,
+    sqlite_where=is_mostly_dead,
+    postgresql_where=is_mostly_dead,
+)
+
+# Autovacuum does not pause between the pages of these tables (0: no delay), because their deleted
+# rows can grow faster than a vacuum with pauses removes them.
+_VACUUM_AT_ONCE = {
+    "autovacuum_vacuum_cost_delay": 0,
+    "toast.autovacuum_vacuum_cost_delay": 0,
+}
+
 # All payload bytes are here or in packs, so the selection of a draw reads no page of them.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
 payload = Table(
@@ -356,6 +377,7 @@ payload = Table(
         "AND pack_offset IS NOT NULL AND pack_length IS NOT NULL",
         name="place",
     ),
+    postgresql_with=_VACUUM_AT_ONCE,
 )
 Index(
     "ix_payload_pack_id",
@@ -370,6 +392,7 @@ transcript = Table(
     _group_id(),
     Column("position", Integer, primary_key=True),
     Column("text", GeneratedText, nullable=False),
+    postgresql_with=_VACUUM_AT_ONCE,
 )
 
 draw = Table(

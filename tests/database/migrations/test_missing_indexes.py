@@ -194,3 +194,23 @@ async def test_an_index_of_a_new_revision(
         await migrations.upgrade(url)
         await buffer.put(group())
     assert "remove index ix_episode_group_new" in await migrations.check(url)
+
+
+async def test_an_index_of_a_table_with_rows_is_created_after_its_revision(
+    own_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade that is killed before the creation leaves it to the next, or to a downgrade."""
+    async with Store.open(own_url, payloads=(tmp_path / "packs").as_uri()) as store:
+        await (await store.buffer("math")).put(groups(3))
+    async with transaction(own_url) as connection:
+        before = await take_snapshot(connection)
+    await migrations.downgrade(own_url, "0010")
+    backend = backend_for(own_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "create_indexes", AsyncMock())
+        await migrations.upgrade(backend)
+    assert await migrations.check(own_url) == ("add index ix_pack_mostly_dead",)
+    await migrations.downgrade(own_url, "0010")
+    await migrations.upgrade(own_url)
+    async with transaction(own_url) as connection:
+        assert await take_snapshot(connection) == before

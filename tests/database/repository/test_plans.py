@@ -88,6 +88,7 @@ from replaydb.database.statements.pack import (
     begin_pack_removal,
     change_packs,
     move_member,
+    select_mostly_dead,
     select_removable,
     select_staying,
 )
@@ -676,6 +677,12 @@ async def test_steps_of_a_run_are_read_in_index_order(
     assert "draw" not in plan.scans, plan.text
     assert not plan.sorts, plan.text
     assert "ix_draw_step" in plan.indexes, plan.text
+
+
+async def test_mostly_dead_packs_are_found_by_index(connection: AsyncConnection) -> None:
+    """Without it, each tidying would read the rows of all packs."""
+    plan = await plan_of(connection, select_mostly_dead(10_000))
+    assert "ix_pack_mostly_dead" in plan.text
 
 
 async def test_payloads_in_packs_marked_for_deletion_are_found_by_index(

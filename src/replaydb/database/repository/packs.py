@@ -310,9 +310,9 @@ def claim_orphans(connection: Connection, names: Collection[str], now: datetime)
     return {row.id: row.name for row in rows}
 
 
-def mostly_dead(connection: Connection, share: float, limit: int) -> Sequence[Any]:
-    """Return packs of which at most a share (0 to 1) of the bytes is live, up to a limit."""
-    return execute(connection, select_mostly_dead(share, limit))
+def mostly_dead(connection: Connection, limit: int) -> Sequence[Any]:
+    """Return packs of which at most half of the bytes are live, up to a limit."""
+    return execute(connection, select_mostly_dead(limit))
 
 
 def members(connection: Connection, pack_id: int) -> Sequence[Any]:

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import among
-from replaydb.database.schema import pack, payload, payload_place
+from replaydb.database.schema import is_mostly_dead, pack, payload, payload_place
 
 #: Whether payloads may refer to a pack: its removal has not begun.
 _STAYS = pack.c.removing == false()
@@ -142,12 +142,12 @@ def select_removed_orphans(names: Sequence[str]) -> Select[Any]:
     return select(pack.c.id, pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes == 0)
 
 
-def select_mostly_dead(share: float, limit: int) -> Select[Any]:
-    """Select packs of which at most this share of the bytes is live, most dead bytes first."""
+def select_mostly_dead(limit: int) -> Select[Any]:
+    """Select packs of which at most half of the bytes are live, the fewest live bytes first."""
     return (
         select(pack)
-        .where(pack.c.live_parts > 0, pack.c.live_bytes <= share * pack.c.num_bytes, _STAYS)
-        .order_by((pack.c.live_bytes - pack.c.num_bytes), pack.c.id)
+        .where(is_mostly_dead, _STAYS)
+        .order_by(pack.c.live_bytes, pack.c.id)
         .limit(limit)
     )
 
