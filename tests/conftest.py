@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database import migrations
+from replaydb.database.engines import postgresql
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
 from replaydb.database.repository.buffers import BufferRow
@@ -323,6 +326,33 @@ async def other(url: str, store: Store) -> AsyncIterator[Store]:
 async def buffer(store: Store) -> Buffer:
     """An empty buffer with default settings."""
     return await store.buffer("math")
+
+
+@pytest.fixture(scope="session")
+def pass_time() -> Iterator[Callable[[float], None]]:
+    """A function that sets the clock of all event loops forward, so that time limits are over.
+
+    The clock never goes back, also not after a test: what still runs would wait longer.
+    """
+    ahead, clock = 0.0, time.monotonic
+    loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    def now(loop: asyncio.AbstractEventLoop | None = None) -> float:
+        if loop is not None:
+            loops.add(loop)
+        return clock() + ahead
+
+    def later(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+        for loop in tuple(loops):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(int)  # it may be asleep until its next time limit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.BaseEventLoop, "time", now)
+        patch.setattr(postgresql, "monotonic", now)
+        yield later
 
 
 @pytest.fixture

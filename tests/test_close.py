@@ -43,7 +43,7 @@ async def test_calls_on_a_closed_store_raise(url: str) -> None:
         await buffer.put(group())
     for call in CALLS.values():
         with pytest.raises(rdb.StoreClosedError):
-            await asyncio.wait_for(call(store, buffer), 5)
+            await asyncio.wait_for(call(store, buffer), 60)
     await store.close()
 
 
@@ -77,7 +77,7 @@ async def test_closing_during_concurrent_calls(url: str) -> None:
         calls.append(asyncio.ensure_future(buffer.sample(99, timeout=None)))
         await asyncio.sleep(rng.choice([0, 0.001, 0.01]))
         await store.close()
-        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
         allowed = (rdb.StoreClosedError, rdb.UnknownGroupError)
         unexpected = [
             one
@@ -96,7 +96,7 @@ async def test_closing_ends_waiting_calls(url: str) -> None:
     await asyncio.sleep(0.1)
     await store.close()
     with pytest.raises(rdb.StoreClosedError):
-        await asyncio.wait_for(waiting, 3)
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
@@ -114,4 +114,4 @@ async def test_a_connection_closes_even_if_its_close_is_interrupted(sqlite_url: 
     closing = asyncio.create_task(connection.close())
     await asyncio.sleep(0)
     connection.stop()
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 60)

@@ -29,7 +29,7 @@ def test_a_wait_does_not_block_other_threads(buffer: blocking.Buffer) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(buffer.sample, 1, timeout=30)
         ids = buffer.put(group())
-        assert waiting.result(timeout=10).ids == ids
+        assert waiting.result(timeout=60).ids == ids
 
 
 def test_closed(url: str) -> None:

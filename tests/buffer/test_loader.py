@@ -34,7 +34,7 @@ async def counted(buffer: Buffer, status: GroupStatus) -> int:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a background condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.005)
 

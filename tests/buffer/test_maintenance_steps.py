@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain, repeat
@@ -13,7 +12,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.buffer import core
+from replaydb.database import transactions
 from replaydb.database.repository import locked, maintenance
 from replaydb.database.repository.locked import LockedBuffer
 from support.clock import Clock
@@ -197,23 +196,24 @@ async def test_a_draw_does_not_evict(buffer: Buffer, clock: Clock) -> None:
 
 
 async def test_maintenance_that_takes_too_long(
-    buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    buffer: Buffer,
+    clock: Clock,
+    pass_time: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error says so. Each call does a part, until one succeeds."""
     await expired_lease(buffer, clock)
     step = maintenance.step
-    durations: Iterator[float] = chain([0.0], repeat(2.0))
+    durations: Iterator[float] = chain([0.0], repeat(2 * transactions.PATIENCE_SECONDS))
 
     def slow(buffer: LockedBuffer, *, evicts: bool) -> bool:
-        time.sleep(next(durations))
+        pass_time(next(durations))
         return step(buffer, evicts=evicts)
 
     monkeypatch.setattr(maintenance, "step", slow)
-    monkeypatch.setattr(core, "allowance", lambda: 1.5)
     with pytest.raises(rdb.DatabaseUnavailableError, match="repeat the call until it succeeds"):
         await buffer.sample(1)
     released = (await statuses(buffer))["completed"]
     assert 0 < released < MANY
     durations = repeat(0.0)
-    monkeypatch.setattr(core, "allowance", lambda: 60.0)
     assert len(await buffer.sample(MANY)) == MANY

@@ -123,13 +123,13 @@ async def test_leases_count_as_samples_and_open_groups_as_inserts(store: Store) 
 async def test_waiting_draws_and_puts(store: Store, other: Store) -> None:
     buffer = await store.buffer("math", rate_limit=SamplesPerInsert(1.0, 1, 1.0))
     theirs = await other.buffer("math")
-    drawing = asyncio.ensure_future(buffer.sample(1, timeout=10))
+    drawing = asyncio.ensure_future(buffer.sample(1, timeout=60))
     await asyncio.sleep(0.05)
     assert not drawing.done()
     await theirs.put(groups(1))
     await drawing
     await theirs.put(groups(2, "code"))
-    putting = asyncio.ensure_future(theirs.put(group("late"), timeout=10))
+    putting = asyncio.ensure_future(theirs.put(group("late"), timeout=60))
     await asyncio.sleep(0.05)
     assert not putting.done()
     await buffer.sample(1)
@@ -204,7 +204,7 @@ async def test_admission(store: Store) -> None:
     assert await buffer.admission(2, max_staleness=1, timeout=0) == 1
     assert await buffer.admission(2, max_staleness=1, n=2, timeout=0) == 0
     assert await buffer.admission(2, max_staleness=1, n=2, timeout=0.02) == 0
-    waiting = asyncio.ensure_future(buffer.admission(2, max_staleness=1, n=3, timeout=10))
+    waiting = asyncio.ensure_future(buffer.admission(2, max_staleness=1, n=3, timeout=60))
     lease = await buffer.lease(1, ttl=60)
     await asyncio.sleep(0.05)
     assert not waiting.done()  # leased groups are still to be trained

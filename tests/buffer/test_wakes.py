@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -128,7 +129,7 @@ async def test_a_change_of_this_process_wakes(
     await wait_counter.until_asleep()
     assert not waiter.done()
     await case.end(buffer, lease)
-    assert len(await asyncio.wait_for(waiter, 20)) == 1
+    assert len(await asyncio.wait_for(waiter, 60)) == 1
 
 
 @pytest.mark.parametrize("end", ["ack", "nack"])
@@ -142,7 +143,7 @@ async def test_a_change_of_another_process_wakes(
         await wait_counter.until_asleep()
         assert not waiter.done()
         await other.act()
-        assert (await asyncio.wait_for(waiter, 20)).ids == [group_id]
+        assert (await asyncio.wait_for(waiter, 60)).ids == [group_id]
 
 
 def watchers() -> int:
@@ -158,7 +159,7 @@ async def test_commits_of_others_are_watched_only_while_a_call_waits(
     await wait_counter.until_asleep()
     assert watchers() == 1
     await buffer.put(group("next"))
-    await asyncio.wait_for(waiter, 20)
+    await asyncio.wait_for(waiter, 60)
     assert watchers() == 0
 
 
@@ -167,19 +168,24 @@ async def test_a_long_wait_checks_rarely(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(waiting, "CHECK_SHARE", 0.2)
     monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.1)
     signal, error, checks = Busy(), rdb.NotEnoughGroupsError(1, 0), [0.0]
-    now = asyncio.get_running_loop().time
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.001
 
     async def never(end: float | None) -> bool:
-        checks.append(now() - begin)
+        checks.append(now)
         return False
 
+    monkeypatch.setattr(waiting, "_now", lambda: now)
+    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(sleep=sleep))
     async with waiting.Waiter(signal, "math", 1.5) as waiter:
-        begin = now()
         await waiter.wait(error, never)  # until the last attempt
         with pytest.raises(rdb.NotEnoughGroupsError):
             await waiter.wait(error, never)
     pauses = [(one, after - one) for one, after in pairwise(checks[2:-1])]
-    assert all(pause >= 0.9 * min(0.2 * one, 0.1) for one, pause in pauses), pauses
+    assert all(pause >= min(0.2 * one, 0.1) for one, pause in pauses), pauses
     assert signal.num_waits > 5
 
 

@@ -169,7 +169,10 @@ async def test_a_draw_that_is_read_from_a_snapshot_happens_once(
 
 
 async def test_an_unreachable_server_leaves_the_outcome_unknown(
-    buffer: Buffer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, postgresql_url: str
+    buffer: Buffer,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[float], None],
 ) -> None:
     monkeypatch.setattr("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2)
     cut = cut_commits("answer")
@@ -178,7 +181,9 @@ async def test_an_unreachable_server_leaves_the_outcome_unknown(
         return CLOSE if proxy.num_cut else cut(message)
 
     proxy.rule = rule
-    puts = [buffer.put(group(f"new-{i}"), timeout=0.2) for i in range(3)]
+    puts = [asyncio.create_task(buffer.put(group(f"new-{i}"), timeout=60)) for i in range(3)]
+    await proxy.until_cut()
+    pass_time(60)
     outcomes = await asyncio.gather(*puts, return_exceptions=True)
     assert {type(one) for one in outcomes} == {rdb.OutcomeUnknownError}
     proxy.heal()
@@ -197,7 +202,7 @@ async def test_a_cancelled_commit_takes_no_effect_later(
     lease = asyncio.create_task(_lease(buffer))
     await proxy.until_cut()
     lease.cancel()
-    await asyncio.wait_for(asyncio.wait([lease]), 20)
+    await asyncio.wait_for(asyncio.wait([lease]), 60)
     assert lease.cancelled()
     writing = (
         "SELECT count(*) FROM pg_stat_activity "

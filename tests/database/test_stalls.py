@@ -47,9 +47,6 @@ LIMITS = {
 }
 
 
-#: Within this time a call reaches its commit, even on a busy machine.
-UNTIL_COMMIT = 1.0
-
 HURRIED: dict[str, Callable[[Buffer, float], Awaitable[Any]]] = {
     "put": lambda buffer, timeout: buffer.put(group("new"), timeout=timeout),
     "open_group": lambda buffer, timeout: buffer.open_group(
@@ -81,7 +78,7 @@ def short_limits(**limits: float) -> Iterator[None]:
 async def far(proxied_url: str) -> AsyncIterator[Store]:
     store = await Store.open(proxied_url, run="far")
     yield store
-    await asyncio.wait_for(store.close(timeout=0.2), 20)
+    await asyncio.wait_for(store.close(timeout=0.2), 60)
 
 
 @asynccontextmanager
@@ -99,7 +96,7 @@ async def far_buffers(url: str, names: Iterable[str]) -> AsyncIterator[dict[str,
 async def outcomes_of(calls: dict[str, Awaitable[Any]]) -> dict[str, type]:
     """Run all calls at once. Returns the type of each result or error; none may hang."""
     results = await asyncio.gather(
-        *(asyncio.wait_for(call, 20) for call in calls.values()), return_exceptions=True
+        *(asyncio.wait_for(call, 60) for call in calls.values()), return_exceptions=True
     )
     return {name: type(result) for name, result in zip(calls, results, strict=True)}
 
@@ -153,7 +150,7 @@ async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy) -
 
 @pytest.mark.parametrize("name", some_hurried("put", "open_group", "lease"))
 async def test_a_timeout_bounds_reading_the_outcome_of_a_commit(
-    far: Store, proxy: Proxy, name: str, postgresql_url: str
+    far: Store, proxy: Proxy, name: str, pass_time: Callable[[float], None]
 ) -> None:
     buffer = await far.buffer("math")
     await buffer.put(groups(2))
@@ -161,13 +158,17 @@ async def test_a_timeout_bounds_reading_the_outcome_of_a_commit(
     await notified(far)
     cut = cut_commits("answer")
     proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
-    with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
-        await asyncio.wait_for(HURRIED[name](buffer, UNTIL_COMMIT), 20)
+    with in_a_hurry():
+        hurried = asyncio.ensure_future(HURRIED[name](buffer, 60.0))
+        await proxy.until_cut()
+        pass_time(60.0)
+        with pytest.raises(rdb.OutcomeUnknownError):
+            await asyncio.wait_for(hurried, 60)
 
 
 @pytest.mark.parametrize("name", some_hurried("add_episode", "sample"))
 async def test_a_stalled_answer_is_read_on_another_connection(
-    far: Store, proxy: Proxy, name: str
+    far: Store, proxy: Proxy, name: str, pass_time: Callable[[float], None]
 ) -> None:
     """This happens within the timeout of one call, although others share the transaction."""
     buffer = await far.buffer("math")
@@ -176,15 +177,22 @@ async def test_a_stalled_answer_is_read_on_another_connection(
     fate = Fate(0, "stall")
     proxy.rule = on_nth(lambda one: one.committed and one.wrote, fate, first=1, every=None)
     calls = [
-        HURRIED[name](buffer, UNTIL_COMMIT),
+        HURRIED[name](buffer, 600.0),
         buffer.put(group("patient")),
         buffer.add_episode("pieces", episode()),
     ]
     hurried, *others = map(asyncio.ensure_future, calls)
-    with in_a_hurry():
-        await asyncio.wait_for(hurried, 20)
+    with short_limits(
+        **{
+            "replaydb.database.transactions.PATIENCE_SECONDS": 6000.0,
+            "replaydb.database.engines.postgresql.COMMIT_SECONDS": 60.0,
+        }
+    ):
+        await proxy.until_cut()
+        pass_time(601.0)
+        await asyncio.wait_for(hurried, 60)
         proxy.heal()  # another call may have reached its commit first
-        answers = await asyncio.wait_for(asyncio.gather(*others), 20)
+        answers = await asyncio.wait_for(asyncio.gather(*others), 60)
     assert answers[1] == "pending"
 
 
@@ -207,10 +215,10 @@ async def test_a_network_that_stalls_during_a_transaction(
     await notified(far)  # its messages would be counted, too
     proxy.rule = break_messages("stall", "client", kinds, first=2)
     with short_limits(), pytest.raises(rdb.DatabaseUnavailableError):
-        await asyncio.wait_for(buffer.put(long_group("new", 2000), timeout=0.2), 20)
+        await asyncio.wait_for(buffer.put(long_group("new", 2000), timeout=0.2), 60)
     async with Store.open(postgresql_url, run="near") as near:
         there = await near.buffer("math")
-        await asyncio.wait_for(there.put(group("other")), 20)
+        await asyncio.wait_for(there.put(group("other")), 60)
     proxy.heal()
     assert await buffer.put(long_group("new", 2000), on_duplicate="ignore")
     assert await buffer.count() == 5
@@ -229,9 +237,9 @@ async def test_a_stalled_payload_blocks_no_other_call(
         stuck = asyncio.create_task(buffer.put(long_group("stuck", 5000)))
         await proxy.until_cut()
         for i in range(3):
-            await asyncio.wait_for(there.put(group(f"{i}")), 20)
+            await asyncio.wait_for(there.put(group(f"{i}")), 60)
         proxy.heal()
-        await asyncio.wait_for(stuck, 20)
+        await asyncio.wait_for(stuck, 60)
         await far.close()
         assert await there.count(statuses="completed") == 2
     await check_invariants(postgresql_url)
@@ -256,7 +264,7 @@ async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: P
     ]
     for number, read in enumerate(reads, 1):
         proxy.rule = break_messages("close", "server", b"D", num_bytes=3)
-        await asyncio.wait_for(read(), 20)
+        await asyncio.wait_for(read(), 60)
         assert proxy.num_cut == number
 
 
@@ -271,12 +279,12 @@ async def test_a_stalled_notification_recovers(
         await buffer.put(group())  # and opens a connection for notifications
         proxy.stall()
         far._database.signal.announce()
-        await asyncio.wait_for(notified(far), 20)
+        await asyncio.wait_for(notified(far), 60)
         proxy.heal()
         waiting = asyncio.create_task(there.sample(2, timeout=50))
         await asyncio.sleep(0.3)
         await buffer.put(group())
-        assert len(await asyncio.wait_for(waiting, 20)) == 2
+        assert len(await asyncio.wait_for(waiting, 60)) == 2
 
 
 async def test_close_terminates_calls_that_do_not_end(far: Store, proxy: Proxy) -> None:
@@ -286,8 +294,8 @@ async def test_close_terminates_calls_that_do_not_end(far: Store, proxy: Proxy) 
     put = asyncio.create_task(buffer.put(group()))
     sample = asyncio.create_task(buffer.sample(99, timeout=None))
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(far.close(timeout=0.1), 20)
-    outcomes = await asyncio.wait_for(asyncio.gather(put, sample, return_exceptions=True), 20)
+    await asyncio.wait_for(far.close(timeout=0.1), 60)
+    outcomes = await asyncio.wait_for(asyncio.gather(put, sample, return_exceptions=True), 60)
     for one in outcomes:
         assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
 
@@ -302,9 +310,9 @@ async def _closed_with_a_queue(
     ]
     tasks = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(store.close(timeout=0.1), 20)
+    await asyncio.wait_for(store.close(timeout=0.1), 60)
     await heal()
-    for one in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20):
+    for one in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60):
         assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
 
 
@@ -362,8 +370,8 @@ async def test_a_temporary_outage_of_the_server(
         await asyncio.sleep(0.5)
         assert not any(task.done() for task in [*tasks, waiting])
         proxy.heal()
-        await asyncio.wait_for(asyncio.gather(*tasks), 20)
-        assert len(await asyncio.wait_for(waiting, 20)) == 6
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        assert len(await asyncio.wait_for(waiting, 60)) == 6
     await check_invariants(postgresql_url)
 
 
@@ -449,7 +457,7 @@ async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> Non
             await database._draws.acquire()
         sample = asyncio.create_task(buffer.sample(1))
         await asyncio.sleep(0.1)
-        await asyncio.wait_for(buffer.put(group()), 5)
+        await asyncio.wait_for(buffer.put(group()), 60)
         assert not sample.done()
         for _ in range(database.backend.concurrent_draws):
             database._draws.release()
@@ -477,7 +485,7 @@ async def test_a_frozen_client_loses_its_locks(
         monkeypatch.setattr(tasks, "lock", lock_and_freeze)
         late = asyncio.create_task(here.put(group("late")))
         await locked.wait()
-        await asyncio.wait_for(there.put(group("other")), 20)
+        await asyncio.wait_for(there.put(group("other")), 60)
         assert not late.done()
         resume.set()
         assert len(await late) == 1

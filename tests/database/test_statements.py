@@ -268,12 +268,12 @@ async def test_a_cancelled_transaction_ends_before_it_is_rolled_back(
     def work(connection: Connection) -> None:
         connection.execute(INSERT, rows()[0])
         inside.set()
-        resume.wait(10)
+        resume.wait(60)
         connection.execute(INSERT, rows()[1])
         pytest.fail("the transaction was cancelled")
 
     writing = asyncio.ensure_future(database.write(work))
-    await asyncio.to_thread(inside.wait, 10)
+    await asyncio.to_thread(inside.wait, 60)
     for _ in range(times):
         writing.cancel()
         await asyncio.sleep(0.01)

@@ -32,7 +32,7 @@ async def test_a_permanent_constraint_violation_is_an_error(store: Store, engine
         connection.execute(insert(run).values(name="test", started_at=started, metadata={}))
 
     with pytest.raises(rdb.DatabaseError):
-        await asyncio.wait_for(store._database.write(work), 20)
+        await asyncio.wait_for(store._database.write(work), 60)
     assert attempts == (ATTEMPTS if engine_name == "postgresql" else 1)
 
 
@@ -69,7 +69,7 @@ async def test_a_commit_that_fails_during_its_read(
                 database.write_then_read(
                     lambda _: True, read, is_needed=bool, num_bytes=lambda _: 0
                 ),
-                20,
+                60,
             )
 
 
@@ -110,9 +110,9 @@ async def test_a_terminated_call_is_not_run_again(
     monkeypatch.setattr("replaydb.database.transactions.random.uniform", lambda *_: 0.5)
     call = asyncio.create_task(store._database.write(work))
     await lost.wait()
-    await asyncio.wait_for(store.close(timeout=0.1), 20)
+    await asyncio.wait_for(store.close(timeout=0.1), 60)
     with pytest.raises(rdb.StoreClosedError):
-        await asyncio.wait_for(call, 20)
+        await asyncio.wait_for(call, 60)
     assert attempts == 1
 
 
@@ -126,6 +126,6 @@ async def test_closing_does_not_wait_for_the_end_of_an_outage(
         call = asyncio.create_task(buffer.count())
         await asyncio.sleep(0.2)
         assert not call.done()
-        await asyncio.wait_for(store.close(timeout=None), 20)
+        await asyncio.wait_for(store.close(timeout=None), 60)
         with pytest.raises(rdb.DatabaseUnavailableError):
             await call

@@ -236,7 +236,7 @@ async def test_an_authentication_method_that_is_not_supported() -> None:
     async with await asyncio.start_server(request_unknown, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(rdb.DatabaseUnavailableError, match=r"unsupported authentication .*99"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await Store.open(f"postgresql://me:secret@127.0.0.1:{port}/db")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from support.connections import transaction
 from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants, number_of
+from support.postgres import PostgresServer
 from support.tables import table_sizes
 
 NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
@@ -316,11 +317,8 @@ async def test_a_run_is_deleted_that_only_drew(store: Store, other: Store) -> No
     assert [one.name for one in await store.runs()] == ["test"]
 
 
-async def test_draws_locked_by_another_deletion_are_skipped(
-    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_draws_locked_by_another_deletion_are_skipped(postgresql_url: str) -> None:
     """SQLite has only one writer."""
-    monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 5.0)
     async with Store.open(postgresql_url) as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
@@ -333,9 +331,11 @@ async def test_draws_locked_by_another_deletion_are_skipped(
 
 
 async def test_steps_do_not_shrink_while_they_wait(
-    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+    postgresql_url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Busy clients hold the locks most of the time. On SQLite a step begins with the lock."""
+    now = 0.0  # stands still while a step works
+    monkeypatch.setattr(removal, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(removal, "FIRST_STEP", 3)
     async with Store.open(postgresql_url) as store:
         buffer = await store.buffer("math")
@@ -351,17 +351,16 @@ async def test_steps_do_not_shrink_while_they_wait(
                     progress=lambda done, _: deleted.append(done),
                 )
             )
-            await asyncio.sleep(1)
-            assert not pruning.done()
+            await postgres.until_blocked(postgresql_url)
+            now = 3600.0
         await pruning
         assert deleted == [3, 6]
 
 
 async def test_groups_and_draws_of_large_buffers_are_found_in_time(
-    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+    postgresql_url: str, postgres: PostgresServer, pass_time: Callable[[float], None]
 ) -> None:
     """A lock stands in for reads of millions of rows, which take longer than other calls may."""
-    monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 1.0)
     async with Store.open(postgresql_url, run="test") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
@@ -373,8 +372,8 @@ async def test_groups_and_draws_of_large_buffers_are_found_in_time(
                 operations.prune_draws(store),
                 operations.delete_run(store, "test", dry_run=True),
             )
-            await asyncio.sleep(2.5)
-            assert not found.done()
+            await postgres.until_blocked(postgresql_url, 3)
+            pass_time(2 * transactions.PATIENCE_SECONDS)
         counts = [(one.num_groups, one.num_draws) for one in await found]
         assert counts == [(2, 0), (0, 1), (2, 1)]
 

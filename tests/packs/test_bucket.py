@@ -58,7 +58,7 @@ async def answering(answer: bytes | None) -> AsyncIterator[int]:
 
 async def test_a_service_that_does_not_answer(s3: S3Server) -> None:
     async with answering(None) as port, opened(s3.url("x", port=port)) as payload_store:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             for call in calls(payload_store, 0.1):
                 with pytest.raises(PayloadsUnavailableError, match="no answer in time"):
                     await call()

@@ -73,7 +73,7 @@ async def test_a_sampler_killed_in_the_middle_of_draws(
             assert await spawner.receive() == {"ready": True}
             for _ in range(kills):
                 await _kill_one(spawner, "sample", random.uniform(0.1, 0.3))
-                await buffer.sample(8, Prioritized(), timeout=10)
+                await buffer.sample(8, Prioritized(), timeout=60)
     assert await check_draws(url) >= kills * 8
     assert await check_stored(url, tmp_path / "acks") == 60
 

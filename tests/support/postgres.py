@@ -102,7 +102,7 @@ class PostgresServer:
 
     async def until_blocked(self, url: str, sessions: int = 1) -> None:
         """Wait until sessions of the database wait for a lock."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.num_blocked(url) < sessions:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.01)
 

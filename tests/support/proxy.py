@@ -223,7 +223,7 @@ class Proxy:
         self._loop.close()
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _listen(self) -> None:
         if self._server is None:

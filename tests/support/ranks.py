@@ -95,7 +95,7 @@ def train(rank: int, url: str, steps: list[int], n: int, options: dict[str, Any]
     done = []
     with _sharded(url) as buffer:
         for step in steps:
-            with buffer.lease(n, ttl=60, step=step, **{"timeout": 5, **options}) as lease:
+            with buffer.lease(n, ttl=60, step=step, **{"timeout": 60, **options}) as lease:
                 done.append((lease.batch.ids, lease.policy_version, lease.batch.draw_id))
                 lease.ack(cursor={"step": step + 1}, advance_policy=step + 1)
     return done
@@ -106,19 +106,19 @@ def sample(
 ) -> tuple[list[int], int | None, list[float]]:
     """Sample. Return the ids, the draw and the weights of the groups that this rank reads."""
     with _sharded(url) as buffer:
-        batch = buffer.sample(n, step=5, timeout=5, **options)
+        batch = buffer.sample(n, step=5, timeout=60, **options)
         return batch.ids, batch.draw_id, batch.weights.tolist()
 
 
 def leave(rank: int, url: str, n: int) -> list[int]:
     """Take a step without an explicit ack."""
-    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=5) as lease:
+    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=60) as lease:
         return lease.batch.ids
 
 
 def fail(rank: int, url: str, failing: int) -> None:
     """Fail on one rank within a step, which the others leave too."""
-    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5):
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=60):
         raise RuntimeError("out of memory" if rank == failing else "another rank has failed")
 
 
@@ -126,7 +126,7 @@ def abandon(rank: int, url: str, step: int) -> list[int]:
     """Take groups for a step, and end like a process that is killed: without a call."""
     with blocking.Store.open(url, run="grpo") as store:
         buffer = ShardedBuffer(store.buffer("math", create=False))
-        leased = buffer.lease(8, ttl=600, step=step, timeout=5)
+        leased = buffer.lease(8, ttl=600, step=step, timeout=60)
         ids = leased.__enter__().batch.ids
         _kept.append(leased)
     return ids
@@ -137,25 +137,25 @@ _kept: list[Any] = []
 
 def step_of_each(rank: int, url: str, steps: list[int]) -> None:
     """Ask for another step on every rank."""
-    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=steps[rank], timeout=5):
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=steps[rank], timeout=60):
         pass
 
 
 def ack_of_each(rank: int, url: str, versions: list[int]) -> None:
     """Ack with another policy version on every rank."""
-    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=60) as lease:
         lease.ack(advance_policy=versions[rank])
 
 
 def ack_a_function(rank: int, url: str, failing: int) -> None:
     """Ack with a cursor that cannot be sent to other ranks, on one of them."""
-    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=60) as lease:
         lease.ack(cursor={"a": (lambda: 1) if rank == failing else 1})
 
 
 def ack_an_array(rank: int, url: str, failing: int) -> None:
     """Ack with a cursor that cannot be compared, on all ranks."""
-    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=5) as lease:
+    with _sharded(url) as buffer, buffer.lease(4, ttl=60, step=0, timeout=60) as lease:
         lease.ack(cursor={"a": torch.zeros(3)})
 
 
@@ -169,7 +169,7 @@ def mesh(rank: int, url: str, shards: list[int], num_shards: list[int]) -> list[
     """Take a step on a mesh. Return the ids that this rank reads."""
     with (
         _sharded(url, shard=shards[rank], num_shards=num_shards[rank]) as buffer,
-        buffer.lease(4, ttl=60, step=0, timeout=5) as lease,
+        buffer.lease(4, ttl=60, step=0, timeout=60) as lease,
     ):
         return lease.batch.ids
 
@@ -179,7 +179,7 @@ def subgroup(rank: int, url: str) -> list[int]:
     group = dist.new_group([2, 3])
     with (
         _sharded(url, group=group) as buffer,
-        buffer.lease(4, ttl=60, step=0, timeout=5) as lease,
+        buffer.lease(4, ttl=60, step=0, timeout=60) as lease,
     ):
         return lease.batch.ids
 
@@ -188,9 +188,9 @@ def call_of_each(rank: int, url: str, sampling: int) -> None:
     """Sample on one rank, and lease on the others."""
     with _sharded(url) as buffer:
         if rank == sampling:
-            buffer.sample(4, step=0, timeout=5)
+            buffer.sample(4, step=0, timeout=60)
         else:
-            with buffer.lease(4, ttl=60, step=0, timeout=5):
+            with buffer.lease(4, ttl=60, step=0, timeout=60):
                 pass
 
 
@@ -198,7 +198,7 @@ def only_read(rank: int, url: str, n: int) -> None:
     """Take a step on ranks of which only the first can write."""
     with blocking.Store.open(url, run="grpo" if rank == 0 else None, read_only=rank > 0) as store:
         buffer = ShardedBuffer(store.buffer("math", create=False), owner="grpo")
-        with buffer.lease(n, ttl=60, step=0, timeout=5):
+        with buffer.lease(n, ttl=60, step=0, timeout=60):
             pass
 
 
@@ -243,7 +243,7 @@ def gradients(rank: int, url: str, n: int, wrapper: str, code: str) -> tuple[int
     exec(code, scope)  # noqa: S102 - our page
     with (
         _sharded(url) as buffer,
-        buffer.lease(n, ttl=60, step=0, timeout=5, even=False) as lease,
+        buffer.lease(n, ttl=60, step=0, timeout=60, even=False) as lease,
     ):
         scope["backward"](wrapped, lease.batch)
     found = {}
@@ -259,7 +259,7 @@ def grpo_update(rank: int, url: str, n: int) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     policy = new_policy()
-    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=5) as lease:
+    with _sharded(url) as buffer, buffer.lease(n, ttl=60, step=0, timeout=60) as lease:
         update(policy, torch.optim.SGD(policy.parameters(), lr=1.0), lease.batch)
     weights = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True))
     return {name: np.asarray(weight) for name, weight in weights.items()}

@@ -138,7 +138,7 @@ async def test_stalled(client: Any, direct: Any, proxy: Proxy, sender: Any) -> N
     if sender == "client":
         assert await stored(direct) == []
     proxy.heal()
-    await asyncio.wait_for(put, 5)
+    await asyncio.wait_for(put, 60)
     assert await stored(direct) == ["a"]
 
 
@@ -150,7 +150,7 @@ async def test_stalled_in_the_middle_of_a_payload(client: Any, direct: Any, prox
     await proxy.until_cut()
     assert not put.done()
     proxy.heal()
-    await asyncio.wait_for(put, 5)
+    await asyncio.wait_for(put, 60)
     assert len((await stored(direct))[1]) == 1_000_000
 
 

@@ -248,7 +248,7 @@ async def test_clients_that_do_not_read_are_disconnected(
         "type": "http", "method": "GET", "path": "/", "query_string": b"",
         "headers": [(b"host", b"localhost")],
     }  # fmt: skip
-    async with app.router.lifespan_context(app), asyncio.timeout(5):
+    async with app.router.lifespan_context(app), asyncio.timeout(60):
         with pytest.raises(ConnectionError):
             await app(scope, receive, never)
 
@@ -282,7 +282,7 @@ async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch) -> 
     )
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     half = request[:20]
-    async with server, asyncio.timeout(5):
+    async with server, asyncio.timeout(60):
         for sent, num_responses in ((b"", 0), (half, 0), (request, 1), (request + half, 1)):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(sent)
@@ -308,6 +308,6 @@ async def test_shutdown_does_not_wait_for_clients_that_do_not_read() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readline()
         server.should_exit = True
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(60):
             await ending
         writer.close()

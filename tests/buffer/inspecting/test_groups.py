@@ -263,8 +263,8 @@ async def test_concurrent_changes(store: Store, url: str) -> None:
                 buffer.delete(where=rdb.col.id % 5 == i),
                 there.delete(tasks=f"{i - 1}"),
                 there.advance_policy(i + 4),
-                there.sample(3, rdb.Prioritized(), at_least=1, timeout=1),
-                buffer.sample(3, rdb.Uniform(), at_least=1, timeout=1),
+                there.sample(3, rdb.Prioritized(), at_least=1),
+                buffer.sample(3, rdb.Uniform(), at_least=1),
                 buffer.update_settings(priority_exponent=1.0 + i % 2),
                 return_exceptions=True,
             )  # fmt: skip

@@ -68,7 +68,7 @@ async def cancelled(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, url: str) -
         other = await stack.enter_async_context(transaction(url))
         await other.execute(select(schema.task).with_for_update())
         call.cancel()
-        await asyncio.wait_for(asyncio.wait([call]), 20)
+        await asyncio.wait_for(asyncio.wait([call]), 60)
         assert call.cancelled()
         assert len(await buffer.leases()) == 1
         return stack.pop_all()
@@ -130,7 +130,7 @@ async def test_closing_does_not_wait_long_for_the_release(
 ) -> None:
     await buffer.put(groups(2))
     async with await cancelled(buffer, monkeypatch, url):
-        await asyncio.wait_for(store.close(timeout=None), 20)
+        await asyncio.wait_for(store.close(timeout=None), 60)
     assert not buffer._releasing
 
 

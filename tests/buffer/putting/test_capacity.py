@@ -233,7 +233,7 @@ async def test_leased_and_pending_groups_are_not_evicted(
     with pytest.raises(rdb.BufferFullError):
         await buffer.put(group("y"), timeout=0.05)
     assert await stored(url) == {"gsm8k-0", "slow", "x"}
-    waiting = asyncio.ensure_future(buffer.put(group("y"), timeout=10))
+    waiting = asyncio.ensure_future(buffer.put(group("y"), timeout=60))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await lease.ack()

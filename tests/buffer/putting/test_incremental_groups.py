@@ -205,7 +205,7 @@ async def test_capacity_counts_pending_groups(store: Store, url: str, kind: str)
     lease = await buffer.lease(2, ttl=60)
     with pytest.raises(rdb.BufferFullError):
         await buffer.add_episode("open", long, timeout=0)
-    waiting = asyncio.ensure_future(buffer.add_episode("open", long, timeout=10))
+    waiting = asyncio.ensure_future(buffer.add_episode("open", long, timeout=60))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await lease.ack()

@@ -77,7 +77,7 @@ async def test_a_snapshot_is_taken_while_the_last_statement_runs(
         await buffer.put(groups(3))
         proxy.rule = rule
         drawing = asyncio.create_task(buffer.sample(3))
-        await asyncio.wait_for(answered.wait(), 20)  # the other one
+        await asyncio.wait_for(answered.wait(), 60)  # the other one
         await asyncio.sleep(0.2)
         assert "commit" not in sent
         proxy.heal()

@@ -237,7 +237,7 @@ def test_processes_that_create_one_file_wait_for_each_other(sqlite_url: str) -> 
     def create(_: int) -> None:
         for number in range(200):
             file = DatabaseFile(folder / f"{number}.db", read_only=False)
-            together.wait(10)
+            together.wait(60)
             file.connect(pragmas, timeout=30, create=True).close()
 
     with ThreadPoolExecutor(4) as threads:

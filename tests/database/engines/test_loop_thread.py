@@ -108,7 +108,7 @@ async def test_a_thread_that_was_never_closed_ends(monkeypatch: pytest.MonkeyPat
     loop = thread._loop
     del thread
     gc.collect()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while loop is not None and not loop.is_closed():  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
 

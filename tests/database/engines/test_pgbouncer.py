@@ -105,7 +105,7 @@ async def test_a_waiting_call_is_notified_through_a_direct_connection(
         await there.put(group())
         assert await num_direct(postgresql_url) == 0
         waiting = asyncio.create_task(buffer.sample(3, timeout=50))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await num_direct(postgresql_url) == 0:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.01)
             for _ in range(2):

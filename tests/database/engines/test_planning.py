@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Connection, text
 
 from replaydb import Store
-from replaydb.database.engines import postgresql_plans
 from support.connections import transaction
 from support.groups import group
 
@@ -17,10 +16,9 @@ NUM_GROUPS, NUM_CALLS = 3000, 20
 
 @pytest.mark.parametrize("how", ["pgbouncer=false", "pgbouncer=true", "pgbouncer=prepared"])
 async def test_calls_do_not_read_all_groups(
-    own_postgresql_url: str, how: str, monkeypatch: pytest.MonkeyPatch
+    own_postgresql_url: str, how: str, pass_time: Callable[[float], None]
 ) -> None:
     """PostgreSQL plans the sixth run of a statement for all later ones, until the next ANALYZE."""
-    monkeypatch.setattr(postgresql_plans, "YOUNG", 0.05)
     url = own_postgresql_url + ("&" if "?" in own_postgresql_url else "?") + how
     async with Store.open(url, pool_size=1) as store:
         buffer = await store.buffer("math")
@@ -28,8 +26,8 @@ async def test_calls_do_not_read_all_groups(
             await buffer.put(group())
             await buffer.sample(1)
         await buffer.put([group() for _ in range(NUM_GROUPS)])
-        for _ in range(4):  # after each pause, the connections are twice as old
-            await asyncio.sleep(0.5)
+        for seconds in (100.0, 200.0, 400.0):  # the connections are then twice as old
+            pass_time(seconds)
             await buffer.sample(8)
         before = await num_read(own_postgresql_url)
         for _ in range(NUM_CALLS):

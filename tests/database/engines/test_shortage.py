@@ -86,12 +86,12 @@ async def test_connections_are_kept_again_after_a_shortage(
     others = [await asyncpg.connect(limited_url) for _ in range(LIMIT)]
     with pytest.raises(rdb.DatabaseUnavailableError, match=r"too many connections .*53300"):
         await Store.open(limited_url)
+    monkeypatch.setattr(postgresql, "SHORTAGE_SECONDS", 1000.0)
     await others[0].close()
     async with Store.open(limited_url) as store:
         backend = store._database.backend
         assert isinstance(backend, PostgresqlBackend)
         buffer = await store.buffer("math", create=False)
-        monkeypatch.setattr(postgresql, "SHORTAGE_SECONDS", 1000.0)
         putting = asyncio.create_task(buffer.put(groups(1)))
         await asyncio.wait([putting], timeout=0.3)
         await others[1].close()

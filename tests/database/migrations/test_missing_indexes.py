@@ -86,7 +86,7 @@ async def test_other_processes_write_meanwhile(own_postgresql_url: str) -> None:
             upgrading = asyncio.create_task(
                 migrations.upgrade(url, progress=lambda *numbers: seen.append(numbers))
             )
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await _begun(url)
                 for _ in range(4):
                     await buffer.put(group())
@@ -94,7 +94,7 @@ async def test_other_processes_write_meanwhile(own_postgresql_url: str) -> None:
                     assert not upgrading.done()
                 while not seen:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await upgrading
         assert await migrations.check(url) == ()
         assert all(done <= total for done, total in seen)
@@ -112,7 +112,7 @@ async def test_limits_of_the_role_do_not_apply(own_postgresql_url: str) -> None:
         upgrading = asyncio.create_task(migrations.upgrade(url))
         await asyncio.sleep(1.5)
         assert not upgrading.done()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await upgrading
     assert await migrations.check(url) == ()
 
@@ -126,7 +126,7 @@ async def test_another_call_continues_after_an_interruption(
     await _drop(url, NAME)
     async with _snapshot_held(url):
         upgrading = asyncio.create_task(migrations.upgrade(url))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await _begun(url)
             if how == "cancelled":
                 upgrading.cancel()

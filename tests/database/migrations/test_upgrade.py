@@ -213,12 +213,12 @@ async def test_an_upgrade_that_waits_for_a_reader_blocks_no_other_call(
         async with transaction(own_postgresql_url) as reader:
             await reader.execute(text("SELECT count(*) FROM episode_group"))
             upgrading = asyncio.create_task(migrations.upgrade(own_postgresql_url))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for _ in range(4):
                     await asyncio.sleep(0.5)
                     await buffer.put(group())
                     assert not upgrading.done()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await upgrading
     assert await migrations.current(own_postgresql_url) == NEXT
 

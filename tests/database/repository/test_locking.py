@@ -262,7 +262,7 @@ async def test_a_put_of_a_new_task_and_a_lock_of_the_buffer_do_not_deadlock(
 ) -> None:
     """The put locks the buffer twice: before it creates the task, and with all tasks."""
     url = f"{postgresql_url}&options=-c%20deadlock_timeout%3D60s"
-    async with Store.open(url) as store, Store.open(url) as other, asyncio.timeout(20):
+    async with Store.open(url) as store, Store.open(url) as other, asyncio.timeout(60):
         buffer = await store.buffer("math", capacity=Capacity(groups=100))
         drawing = await other.buffer("math")
         await buffer.put(groups(4))

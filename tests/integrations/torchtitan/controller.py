@@ -69,7 +69,7 @@ async def train(buffer: RolloutGroupWorkBuffer, log: Path, steps: int, *, die: b
 
 
 async def main(url: str, log: Path, last: int, steps: int, *, die: bool) -> None:
-    config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample, ttl=2.0)
+    config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample, ttl=600.0)
     buffer = config.build(max_active_rollout_groups=8, window_size=3)
     async with asyncio.TaskGroup() as loops:
         loops.create_task(data_loop(buffer, last))
@@ -88,7 +88,7 @@ def claim_and_die(url: str) -> None:
     """`kill -9` with a group in flight."""
 
     async def claim() -> None:
-        config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample, ttl=1.0)
+        config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample, ttl=600.0)
         buffer = config.build(max_active_rollout_groups=4)
         work = await buffer.claim_next()
         assert work is not None

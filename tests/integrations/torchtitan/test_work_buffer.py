@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from torchtitan.experiments.rl.components import work_buffer
 from torchtitan.experiments.rl.components.work_buffer import RolloutGroupWork
 
 import replaydb as rdb
 from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
+from replaydb.database.schema import lease
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer, to_rollout_group
 from replaydb.integrations.torchtitan import buffer as stored
+from support.connections import transaction
 from support.engines import both_engines, postgresql_nightly
 
 Build = Callable[..., Any]
@@ -442,6 +445,12 @@ def start() -> Iterator[Callable[..., Awaitable[int]]]:
         yield run
 
 
+async def expire_leases(url: str) -> None:
+    """Those of a killed process, whose time to live is longer than any test."""
+    async with transaction(url) as connection:
+        await connection.execute(update(lease).values(expires_at=lease.c.acquired_at))
+
+
 @postgresql_nightly
 async def test_restart_during_a_step(
     url: str, tmp_path: Path, start: Callable[..., Awaitable[int]]
@@ -450,6 +459,7 @@ async def test_restart_during_a_step(
     last, log = 30, tmp_path / "log"
     trainable = [i for i in range(last) if i % controller.UNTRAINABLE]
     assert await start(controller.control, url, log, last, 5, True) == -signal.SIGKILL
+    await expire_leases(url)
     before = {line for line in log.read_text().splitlines() if line.startswith("generated")}
     assert await start(controller.control, url, log, last, len(trainable) // 2 - 4, False) == 0
     lines = log.read_text().splitlines()
@@ -466,6 +476,7 @@ async def test_a_dead_worker_at_the_head_does_not_block_others(
     buffer = build()
     await add(buffer, 0, 1)
     assert await start(controller.claim_and_die, url) == -signal.SIGKILL
+    await expire_leases(url)
     await finalize(buffer, 1)
     assert await claimed(buffer) == [0]  # as soon as the dead worker's lease expires
     await finalize(buffer, 0)

@@ -43,7 +43,7 @@ def taken(buffer: RolloutBuffer) -> list[Any]:
 def test_samples_round_trip(rollouts: RolloutBuffer) -> None:
     before = sample(3, group_id=7)
     rollouts.put_nowait(before)
-    for after in (to_sample(to_group(before)), rollouts.get(timeout=5)):
+    for after in (to_sample(to_group(before)), rollouts.get(timeout=60)):
         for field in fields(before):
             old, new = getattr(before, field.name), getattr(after, field.name)
             if isinstance(old, np.ndarray):
@@ -64,7 +64,7 @@ def test_queue_semantics(url: str) -> None:
     with pytest.raises(queue.Full):
         buffer.put_nowait(sample(3))
     assert buffer.qsize() == 3
-    assert [buffer.get(timeout=1).advantage for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert [buffer.get(timeout=60).advantage for _ in range(3)] == [0.0, 1.0, 2.0]
     assert buffer.qsize() == 0
     buffer.put_nowait(sample(3))
     assert buffer.get().advantage == 3.0
@@ -92,7 +92,7 @@ def test_timeouts_of_concurrent_gets(rollouts: RolloutBuffer) -> None:
 
 def test_done_needs_group_ids_of_get(rollouts: RolloutBuffer, url: str) -> None:
     rollouts.put_nowait(sample(0))
-    taken = rollouts.get(timeout=5)
+    taken = rollouts.get(timeout=60)
     for number in (7, int(taken.group_id)):
         with pytest.raises(InvalidInputError, match="group_ids: expected the group_id object"):
             rollouts.done([taken.group_id, number])
@@ -152,7 +152,7 @@ def test_checkpoints_acknowledge_their_samples(
         assert trainer._trained_groups >= {0, 1, 2}
         # A stale sample is returned to the trainer, which counts it, and not returned again.
         trainer.model_version = 100
-        stale = rollouts.get(timeout=1)
+        stale = rollouts.get(timeout=60)
         assert buffer.count(statuses="filtered") == 1
     assert stale.model_version == 0
 
