@@ -11,6 +11,7 @@ from sqlalchemy import event, make_url, select, text
 
 import replaydb as rdb
 from replaydb import Store
+from replaydb.database.revisions import VERSION_TABLE
 from replaydb.database.schema import task
 from support.connections import terminate_connections, transaction
 from support.groups import group, groups, long_group
@@ -165,6 +166,18 @@ async def test_a_connection_that_is_lost_while_while_it_is_opened(
         assert len(lost) == 1
         assert await buffer.count() == 1
     await check_invariants(postgresql_url)
+
+
+async def test_a_server_that_stops_while_a_store_is_opened(proxy: Proxy) -> None:
+    def rule(message: Message) -> Fate:
+        if VERSION_TABLE.encode() not in message.body:
+            return PASS
+        proxy.route_to("postgresql://127.0.0.1:1/nothing")  # nothing listens there
+        return Fate(then="close")
+
+    proxy.rule = rule
+    with pytest.raises(rdb.DatabaseUnavailableError):
+        await Store.open(proxy.url)
 
 
 async def test_a_database_that_refuses_writes(own_postgresql_url: str) -> None:

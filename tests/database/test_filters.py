@@ -359,7 +359,7 @@ async def test_invalid_filters_are_refused_before_any_query(
 
 def test_filter_columns_are_complete_and_documented() -> None:
     """Every column is either internal or can be filtered, and the docs list the latter."""
-    internal = {"buffer_id", "weight", "uniform_key", "priority_key"}
+    internal = {"buffer_id", "weight", "uniform_key", "priority_key", "is_evicted"}
     assert set(schema.episode_group.c.keys()) == COLUMNS.keys() | internal
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text(encoding="utf8")
     table = page.partition("## Columns")[2].partition("\n## ")[0]

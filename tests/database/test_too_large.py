@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import Connection, LargeBinary, bindparam, func, insert, literal, select
-from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import EpisodeGroup, Store, checks
 from replaydb.database import reads, transactions
 from replaydb.database.engines import postgresql_messages
-from replaydb.database.prepared import Bound
+from replaydb.database.prepared import Bound, message_bytes
 from replaydb.database.schema import cursor
 from replaydb.database.transactions import Database
 from replaydb.database.writes import Write, fit_together
@@ -105,19 +104,12 @@ async def test_a_server_that_closes_the_connection(
         assert await buffer.count() == 3
 
 
-def test_sizes_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql_messages, "MAX_BYTES", 1000)
-
-    def is_too_large(parameters: Any) -> bool:
-        error = DBAPIError("", parameters, Exception())
-        return postgresql_messages.is_too_large(error)
-
+def test_sizes_of_messages() -> None:
     half = bytes(600)
-    assert is_too_large([half, memoryview(half)])
-    assert is_too_large([["a", [half.decode(), half]], 1])
-    assert not is_too_large([(1, half), (2, half)])  # of `executemany`: each is a message
-    assert not is_too_large([half, 1, None, "a"])
-    assert not is_too_large({"a": 1})
+    assert message_bytes([half, memoryview(half)]) == 1200
+    assert message_bytes([["a", [half.decode(), half]], 1]) == 1201
+    assert message_bytes([(1, half), (2, half)]) == 600  # of `executemany`: each is a message
+    assert message_bytes([half, 1, None, "é"]) == 602
 
 
 @pytest.mark.parametrize("engine_name", ["sqlite"])

@@ -36,7 +36,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 USED = sorted(EXTRAS.keys() - {"bench", "dev", "docs"})
 BARE = "none"
 #: Commands that fail for another reason: the store has no packs, and SQLite has no roles.
-REFUSED = {"db relocate", "db roles", "prune"}
+REFUSED = {"db adopt-payloads", "db relocate", "db roles", "prune"}
 #: Commands that need a package which no extra installs.
 ELSEWHERE = {"import-dataset": "pip install datasets"}
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "buffers list": [],
     "buffers show": ["math"],
     "copy": ["URL", "sqlite:///FOLDER/copy.db"],
+    "db adopt-payloads": ["--yes"],
     "db check": [],
     "db current": [],
     "db downgrade": ["base", "--yes"],

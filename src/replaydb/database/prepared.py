@@ -205,11 +205,27 @@ def _run(
     except BaseException as error:
         # This also detects a lost connection. Only errors of the driver are wrapped.
         is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
-        # Engines judge a lost connection by the size of what was sent: `DBAPIError.params`.
-        sent = (sql, parameters) if is_drivers else (None, None)
-        connection._handle_dbapi_exception(error, sent[0], sent[1], cursor, None)
+        # Errors contain no values, only their size, by which engines judge a lost connection.
+        size = {"num_bytes": message_bytes(parameters)} if is_drivers else None
+        connection._handle_dbapi_exception(error, sql if is_drivers else None, size, cursor, None)
     cursor.close()
     return rows, cursor
+
+
+def message_bytes(parameters: Sequence[Any]) -> int:
+    """Return the size of the parameters of a statement, or of the largest row of parameters."""
+    rows = [row for row in parameters if isinstance(row, tuple)]  # each is a message
+    return max(map(_num_bytes, rows), default=_num_bytes(parameters))
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="replace"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, memoryview):
+        return value.nbytes
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _fetch_each(cursor: Any, sql: str, parameters: Sequence[Sequence[Any]]) -> Sequence[Any]:

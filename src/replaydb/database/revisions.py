@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import String, column, inspect, select, table
@@ -46,10 +46,14 @@ async def find(backend: Backend) -> Found:
     if not backend.read_only and backend.is_new_file():
         return NOTHING  # connecting would write the header
     async with reading(backend) as connection:
-        with suppress(DBAPIError):  # probably there is no such table: inspect the schema
+        try:
             revision = await connection.scalar(version_query)
-            if revision is not None:
-                return Found(revision, frozenset())
+        except DBAPIError as error:  # probably there is no such table: inspect the schema
+            if error.connection_invalidated:
+                raise  # `inspect_schema` would connect again, and fail with an untyped error
+            revision = None
+        if revision is not None:
+            return Found(revision, frozenset())
         await connection.rollback()
         return await inspect_schema(connection)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 from sqlalchemy.exc import DBAPIError
 
@@ -18,10 +16,9 @@ def is_too_large(error: BaseException) -> bool:
     """
     if isinstance(error, BufferError):
         return True
-    if not isinstance(error, DBAPIError) or not isinstance(error.params, list | tuple):
+    if not isinstance(error, DBAPIError) or not isinstance(error.params, dict):
         return False
-    rows = [row for row in error.params if isinstance(row, tuple)]  # each is a message
-    return max(map(_num_bytes, rows), default=_num_bytes(error.params)) > MAX_BYTES
+    return bool(error.params.get("num_bytes", 0) > MAX_BYTES)  # set by `prepared`
 
 
 def refusal(error: BaseException) -> str | None:
@@ -38,14 +35,3 @@ def refusal(error: BaseException) -> str | None:
         return None
     is_asyncpgs = isinstance(error.orig.__cause__, asyncpg.InterfaceError)
     return str(error.orig) if is_asyncpgs else None
-
-
-def _num_bytes(value: Any) -> int:
-    """Return the size of a parameter, or of several."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode(errors="replace"))
-    if isinstance(value, bytes | bytearray):
-        return len(value)
-    if isinstance(value, memoryview):
-        return value.nbytes
-    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
