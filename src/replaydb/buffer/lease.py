@@ -229,9 +229,9 @@ class Lease:
                 version: see `Buffer.advance_policy`. Nothing was changed.
         """
         chosen = self._chosen(ids)
-        report = await self._buffer._ack(self.id, chosen, cursor, advance_policy)
+        report, has_ended = await self._buffer._ack(self.id, chosen, cursor, advance_policy)
         self._leased.difference_update(report.gone)
-        self._released(chosen)
+        self._released(chosen, has_ended)
         return report
 
     async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:
@@ -254,12 +254,11 @@ class Lease:
         if not self.id:
             return
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(connection: Connection, scope: Scope) -> bool:
             with lease_locked(connection, scope, self.id, chosen) as buffer:
-                leases.nack(buffer, self.id, chosen, why)
+                return leases.nack(buffer, self.id, chosen, why)
 
-        await self._buffer._write(work)
-        self._released(chosen)
+        self._released(chosen, await self._buffer._write(work))
 
     async def fail(self, ids: Iterable[int], *, reason: str) -> None:
         """End the lease because some of its groups could not be processed.
@@ -288,7 +287,7 @@ class Lease:
                 leases.fail(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
-        self._released(None)
+        self._released(None, True)
 
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
         """Reject groups as unusable: they become `filtered` and are not drawn again.
@@ -308,12 +307,11 @@ class Lease:
         if not self.id:
             return
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(connection: Connection, scope: Scope) -> bool:
             with lease_locked(connection, scope, self.id, chosen) as buffer:
-                leases.reject(buffer, self.id, chosen, why)
+                return leases.reject(buffer, self.id, chosen, why)
 
-        await self._buffer._write(work)
-        self._released(chosen)
+        self._released(chosen, await self._buffer._write(work))
 
     async def extend(self, ttl: float | None = None) -> None:
         """Extend the lease to `ttl` seconds from now.
@@ -362,8 +360,9 @@ class Lease:
             raise InvalidInputError("ids", "none, because the lease is empty", chosen)
         return chosen
 
-    def _released(self, ids: list[int] | None) -> None:
-        self._leased -= self._leased if ids is None else set(ids)
+    def _released(self, ids: list[int] | None, has_ended: bool) -> None:
+        # A lease also ends if its other groups have left it: replaced, deleted, or completed.
+        self._leased -= self._leased if ids is None or has_ended else set(ids)
         self._buffer._database.signal.announce()
 
 

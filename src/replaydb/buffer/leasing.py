@@ -232,7 +232,8 @@ class Leasing(Drawing):
                 version. Nothing was changed.
         """
         number = checks.whole_number("lease_id", lease_id)
-        return await self._ack(number, None, cursor, advance_policy)
+        report, _ = await self._ack(number, None, cursor, advance_policy)
+        return report
 
     async def _ack(
         self,
@@ -240,17 +241,21 @@ class Leasing(Drawing):
         ids: list[int] | None,
         cursor: Mapping[str, Any] | None,
         advance_policy: int | None,
-    ) -> AckReport:
-        """Acknowledge groups of a lease; None: all. There are none if its id is 0."""
+    ) -> tuple[AckReport, bool]:
+        """Acknowledge groups of a lease; None: all. There are none if its id is 0.
+
+        Returns:
+            The groups, and whether the lease has ended.
+        """
         cursors = checks.cursors("cursor", cursor)
         version = checks.optional(checks.policy_version, "advance_policy", advance_policy)
 
-        report = AckReport()
+        result = AckReport(), True
 
         def settle(buffer: LockedBuffer) -> None:
-            nonlocal report
+            nonlocal result
             if lease_id:
-                report = leases.ack(buffer, lease_id, ids)
+                result = leases.ack(buffer, lease_id, ids)
             buffer.cursors |= cursors
 
         def work(connection: Connection, scope: Scope) -> None:
@@ -268,7 +273,7 @@ class Leasing(Drawing):
         elif lease_id or cursors:
             await self._write(work)
             self._database.signal.announce()
-        return report
+        return result
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
         """End a lease and release its groups now, whichever process has it.

@@ -177,3 +177,30 @@ async def test_claims_are_not_lost(buffer: Buffer, elsewhere: Buffer, clock: Clo
     lease = await buffer.lease(2, ttl=60, statuses="pending")
     await elsewhere.put(group("u0"), on_duplicate="replace")
     assert await lease.ack() == AckReport(settled=(2,))
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("change", ["replace", "delete", "complete"])
+async def test_a_block_ends_after_its_last_groups_were_settled_by_id(
+    buffer: Buffer, elsewhere: Buffer, settle: str, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other group has left the lease, by this process or another, or as a complete claim."""
+    reason = {} if settle == "ack" else {"reason": "bad"}
+    for changing in (buffer, elsewhere):
+        if change == "complete":
+            ids = [await buffer.open_group("gsm8k", uid, 1) for uid in ("a", "b")]
+        else:
+            ids = await buffer.put([group("a", status="aborted"), group("b", status="aborted")])
+        status = "pending" if change == "complete" else "aborted"
+        async with buffer.lease(2, ttl=600, statuses=[status]) as lease:
+            assert lease.ids == ids
+            if change == "replace":
+                await changing.put(group("a"), on_duplicate="replace")
+            elif change == "delete":
+                await changing.delete(uids="a")
+            else:
+                await changing.add_episode("a", group().episodes[0])
+            await getattr(lease, settle)(ids[1:], **reason)
+        assert await buffer.leases() == []
+        await buffer.delete(uids=["a", "b"])
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]

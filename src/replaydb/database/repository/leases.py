@@ -140,8 +140,11 @@ def extend(
         raise LeaseExpiredError(lease_id)
 
 
-def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> AckReport:
+def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> tuple[AckReport, bool]:
     """Acknowledge leased groups: archive them, or return them to be drawn again.
+
+    Returns:
+        The groups, and whether the lease has ended: it has no others.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
@@ -159,8 +162,8 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> AckRe
     lineage.settle(buffer, _ids(rows), DrawOutcome.ACKED, None)
     transitions.retire(buffer, done, "acked", keep_payload=keep)
     _return(buffer, [(row, {"attempts": 0}) for row in again])
-    _delete_if_empty(buffer, lease_id, ids)
-    return AckReport(tuple(_ids(rows)), tuple(lost))
+    has_ended = _delete_if_empty(buffer, lease_id, ids)
+    return AckReport(tuple(_ids(rows)), tuple(lost)), has_ended
 
 
 def nack(
@@ -170,8 +173,11 @@ def nack(
     reason: str | None,
     *,
     attempts: int = 1,
-) -> None:
+) -> bool:
     """Return leased groups unused; their attempt count is incremented (by `attempts`).
+
+    Returns:
+        Whether the lease has ended: it has no other groups.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
@@ -179,7 +185,7 @@ def nack(
     rows, _ = _leased(buffer, lease_id, ids)
     _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
-    _delete_if_empty(buffer, lease_id, ids)
+    return _delete_if_empty(buffer, lease_id, ids)
 
 
 def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -> None:
@@ -200,8 +206,11 @@ def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -
     _delete_if_empty(buffer, lease_id, None)
 
 
-def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> None:
+def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> bool:
     """Filter leased groups out: they are not drawn again.
+
+    Returns:
+        Whether the lease has ended: it has no other groups.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
@@ -210,7 +219,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
     changes = [(row, {"status_reason": reason}) for row in rows]
     transitions.move(buffer, changes, GroupStatus.FILTERED)
     lineage.settle(buffer, _ids(rows), DrawOutcome.REJECTED, reason)
-    _delete_if_empty(buffer, lease_id, ids)
+    return _delete_if_empty(buffer, lease_id, ids)
 
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
@@ -319,12 +328,16 @@ def _return(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
             transitions.move(buffer, members, status)
 
 
-def _delete_if_empty(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
-    """Delete a lease that has lost all groups (`ids` is None), or some, if none is left."""
+def _delete_if_empty(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> bool:
+    """Delete a lease that has lost all groups (`ids` is None), or some, if none is left.
+
+    Returns:
+        Whether it was deleted.
+    """
     if ids is None:
         postpone(buffer.connection, delete_lease(lease_id))
-    else:
-        execute(buffer.connection, delete_lease_if_empty(lease_id))
+        return True
+    return bool(execute(buffer.connection, delete_lease_if_empty(lease_id)))
 
 
 def _ids(rows: Sequence[Any]) -> list[int]:
