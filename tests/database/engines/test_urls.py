@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, text
+from sqlalchemy import URL, func, select, text
 
 import replaydb as rdb
 from replaydb import Store
@@ -134,6 +134,17 @@ def test_parameters_of_a_url_precede_variables(monkeypatch: pytest.MonkeyPatch) 
     url = PostgresqlURL.of(f"{ME}db/replay?{given}&sslnegotiation=postgres")
     assert (url.connect_seconds, url.settings["options"]) == (3, "-c x.y=1")
     assert (url.dsn, url.direct_tls) == (f"{ME}/replay?sslmode=disable", False)
+
+
+async def test_the_database_of_the_environment(
+    empty_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, _, name = empty_postgresql_url.partition("?")[0].rpartition("/")
+    query = empty_postgresql_url.partition("?")[2]
+    monkeypatch.setenv("PGDATABASE", name)
+    for path in ("", "/"):
+        async with transaction(f"{base}{path}?{query}") as connection:
+            assert await connection.scalar(select(func.current_database())) == name
 
 
 async def test_options_of_the_environment_apply_to_every_connection(

@@ -234,10 +234,12 @@ class PostgresqlURL:
         listen = given.pop("listen", "")
         if listen and pgbouncer == "false":
             raise _refused("the parameter 'listen' only with 'pgbouncer'", "one without it")
+        # asyncpg takes an empty name for that of a database, and does not read PGDATABASE.
+        path = parts.path if parts.path != "/" else ""
         user, _, password = login.partition(":")
         hidden = ":***" if password or _SECRETS & given.keys() else ""
         return cls(
-            dsn=f"postgresql://{login}{at}{parts.path}{_query(given)}",
+            dsn=f"postgresql://{login}{at}{path}{_query(given)}",
             hosts=_with_ports(hosts, ports),
             kinds=("standby", "any") if kind == "prefer-standby" else (kind,),
             connect_seconds=connect_seconds or None,
