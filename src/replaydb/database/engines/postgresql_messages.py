@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 from sqlalchemy.exc import DBAPIError
+
+from replaydb.database.prepared import message_bytes
 
 #: A server closes the connection when it receives a message of 2^30 bytes or more.
 MAX_BYTES = 1_000_000_000
@@ -16,9 +20,12 @@ def is_too_large(error: BaseException) -> bool:
     """
     if isinstance(error, BufferError):
         return True
-    if not isinstance(error, DBAPIError) or not isinstance(error.params, dict):
+    if not isinstance(error, DBAPIError):
         return False
-    return bool(error.params.get("num_bytes", 0) > MAX_BYTES)  # set by `prepared`
+    sent: Any = error.params
+    if isinstance(sent, list | tuple):  # a statement that SQLAlchemy has run
+        return message_bytes(sent) > MAX_BYTES
+    return isinstance(sent, dict) and sent.get("num_bytes", 0) > MAX_BYTES  # set by `prepared`
 
 
 def refusal(error: BaseException) -> str | None:
