@@ -34,8 +34,8 @@ class Pacing(BufferCore):
     ) -> bool:
         """Wait until there are fewer groups than a number, or at least a number.
 
-        First, as in a put or a draw, expired leases are released, and deadlines and `time_to_live`
-        take effect.
+        If it has to wait, expired leases are released first, and deadlines and `time_to_live` take
+        effect, as in a put or a draw. Otherwise it only counts.
         Nothing is reserved: concurrent callers get the same answer.
 
         Args:

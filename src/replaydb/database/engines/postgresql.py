@@ -159,7 +159,7 @@ class PostgresqlBackend:
         return self._url.through_pgbouncer or self._is_short()
 
     def _is_short(self) -> bool:
-        """Whether the server has lately refused a connection because it has too many."""
+        """Whether the server has recently refused a connection because it has too many."""
         return monotonic() < self._short_until
 
     @property
