@@ -358,10 +358,13 @@ class Store:
         it can only read from now on. Payloads that it has put since the copy was made are unknown
         to this database, so `prune` deletes them.
 
+        If the marker of the payload store is missing or damaged, this restores it, provided that
+        there are payloads of this database.
+
         Raises:
             InvalidInputError: Payloads are stored in the database.
-            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
-                store.
+            PayloadsUnavailableError: The payload store cannot be reached, belongs to another store,
+                or has neither a marker nor payloads of this database.
             DatabaseReadOnlyError: The database or the payload store cannot be written.
         """
         url = await self._payloads.adopt(end_in(allowance()))

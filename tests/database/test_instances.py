@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 import replaydb as rdb
-from replaydb import PayloadsReadOnlyError, Store
+from replaydb import PayloadsReadOnlyError, PayloadsUnavailableError, Store
 from replaydb.database import payloads as outside
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite_file import DatabaseFile
@@ -227,9 +227,15 @@ async def test_a_system_without_times_of_birth(
                 assert ("birth" in instance.facts) != is_missing
 
 
+def only(folder: Path, name: str) -> Path:
+    """Return the only file of this name in the payload store."""
+    (found,) = folder.glob(f"*/{name}")
+    return found
+
+
 def set_owner(folder: Path, line: bytes) -> None:
     """Replace the second line of the marker."""
-    (marker,) = folder.glob("*/replaydb-store")
+    marker = only(folder, "replaydb-store")
     marker.write_bytes(marker.read_bytes().splitlines(keepends=True)[0] + line)
 
 
@@ -246,10 +252,29 @@ async def test_a_marker_that_cannot_be_read(original: str, folder: Path) -> None
     for line in (b"{", b"[]", b'{"facts": 1, "timeline": 0, "newest": 0}', b"null"):
         set_owner(folder, line)
         async with Store.open(original) as store:
-            with pytest.raises(PayloadsReadOnlyError, match="unreadable"):
+            with pytest.raises(PayloadsReadOnlyError, match="replaydb-store is damaged"):
                 await (await store.buffer("math")).put(group("refused"))
     async with Store.open(original) as store:
         await store.adopt_payloads()
+    await check_writes(original, "new")
+
+
+async def test_a_lost_marker_is_restored(original: str, folder: Path) -> None:
+    """If its packs are there; otherwise the folder may be that of something else."""
+    marker, pack = (only(folder, name) for name in ("replaydb-store", "*.pack"))
+    for damage, state in ((marker.unlink, "missing"), (lambda: marker.write_bytes(b""), "damaged")):
+        damage()
+        (finding,) = [one for one in await examine(original) if one.subject == "payload store"]
+        assert finding.level == "bad"
+        assert "replaydb db adopt-payloads" in (finding.fix or "")
+        async with Store.open(original) as store:
+            with pytest.raises(PayloadsUnavailableError, match=f"replaydb-store is {state}"):
+                await (await store.buffer("math")).put(group("refused"))
+            hidden = pack.rename(pack.with_suffix(".hidden"))
+            with pytest.raises(PayloadsUnavailableError, match="1 packs of this database"):
+                await store.adopt_payloads()
+            hidden.rename(pack)
+            await store.adopt_payloads()
     await check_writes(original, "new")
 
 

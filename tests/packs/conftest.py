@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import obstore
 import pytest
 
 from replaydb.packs import Instance, PayloadStore
@@ -25,6 +26,32 @@ def soon(seconds: float = 30.0) -> float:
 async def instance(end: float) -> Instance:
     """Return the instance of the database whose packs they are."""
     return Instance({"inode": 1})
+
+
+class Behind:
+    """Direct access to the files or objects of the payload store."""
+
+    def __init__(self, payload_store: PayloadStore, tmp_path: Path, s3: S3Server | None) -> None:
+        prefix = payload_store.url.partition("?")[0].partition("payloads/")[2]
+        self._store = s3.store(f"{prefix}/{STORE}") if s3 else None
+        self._folder = tmp_path / STORE
+
+    def put(self, file: str, content: bytes) -> None:
+        if self._store is None:
+            (self._folder / file).write_bytes(content)
+        else:
+            obstore.put(self._store, file, content, use_multipart=False)
+
+    def get(self, file: str) -> bytes:
+        if self._store is None:
+            return (self._folder / file).read_bytes()
+        return bytes(obstore.get(self._store, file).bytes())
+
+    def delete(self, file: str) -> None:
+        if self._store is None:
+            (self._folder / file).unlink()
+        else:
+            obstore.delete(self._store, file)
 
 
 @asynccontextmanager
@@ -54,3 +81,10 @@ async def payload_store(payload_url: str) -> AsyncIterator[PayloadStore]:
     async with opened(payload_url) as found:
         await found.prepare(soon())
         yield found
+
+
+@pytest.fixture
+def behind(payload_store: PayloadStore, tmp_path: Path, request: pytest.FixtureRequest) -> Behind:
+    """Direct access to the files or objects of `payload_store`."""
+    in_bucket = payload_store.url.startswith("s3:")
+    return Behind(payload_store, tmp_path, request.getfixturevalue("s3") if in_bucket else None)

@@ -4,56 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from random import Random
 from uuid import uuid4
 
-import obstore
 import pytest
 
 from replaydb import PayloadsUnavailableError
 from replaydb.packs import Listed, PackDamage, PayloadStore, Range
-from support.s3 import S3Server
 
-from .conftest import STORE, opened, soon
+from .conftest import STORE, Behind, opened, soon
 
 SIZES = [0, 1, 63, 64, 65, 1000, 300_000, 0, 70_000]
 
 
 def name() -> str:
     return uuid4().hex
-
-
-class Behind:
-    """Direct access to the files or objects of the payload store."""
-
-    def __init__(self, payload_store: PayloadStore, tmp_path: Path, s3: S3Server | None) -> None:
-        prefix = payload_store.url.partition("?")[0].partition("payloads/")[2]
-        self._store = s3.store(f"{prefix}/{STORE}") if s3 else None
-        self._folder = tmp_path / STORE
-
-    def put(self, file: str, content: bytes) -> None:
-        if self._store is None:
-            (self._folder / file).write_bytes(content)
-        else:
-            obstore.put(self._store, file, content, use_multipart=False)
-
-    def get(self, file: str) -> bytes:
-        if self._store is None:
-            return (self._folder / file).read_bytes()
-        return bytes(obstore.get(self._store, file).bytes())
-
-    def delete(self, file: str) -> None:
-        if self._store is None:
-            (self._folder / file).unlink()
-        else:
-            obstore.delete(self._store, file)
-
-
-@pytest.fixture
-def behind(payload_store: PayloadStore, tmp_path: Path, request: pytest.FixtureRequest) -> Behind:
-    in_bucket = payload_store.url.startswith("s3:")
-    return Behind(payload_store, tmp_path, request.getfixturevalue("s3") if in_bucket else None)
 
 
 async def listing(payload_store: PayloadStore) -> dict[str, Listed]:
@@ -193,7 +158,7 @@ async def test_calls_fail_without_the_marker(payload_store: PayloadStore, behind
         lambda: payload_store.remove([pack], end=soon()),
         lambda: listing(payload_store),
     ):
-        with pytest.raises(PayloadsUnavailableError, match="no packs of this store") as raised:
+        with pytest.raises(PayloadsUnavailableError, match="replaydb-store is missing") as raised:
             await call()
         assert raised.value.url == payload_store.url
     assert behind.get(f"{pack}.pack") == b"abc"

@@ -98,6 +98,8 @@ def adopt_payloads(
 ) -> None:
     """Make this database the owner of its payloads, after it was restored or moved.
 
+    If the marker of the payload store is missing or damaged, this restores it.
+
     The former owner can then only read them, and `replaydb prune` deletes those that only it has.
     """
     if not yes:

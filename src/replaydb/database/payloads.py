@@ -128,14 +128,17 @@ class Payloads:
     async def adopt(self, end: float) -> str:
         """Make this instance of the database the owner of its packs. Returns their URL.
 
+        The marker is restored if it is missing or damaged.
+
         Raises:
             InvalidInputError: Payloads are in the database.
-            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
-                store.
+            PayloadsUnavailableError: The payload store cannot be reached, belongs to another store,
+                or has neither a marker nor packs of this database.
             DatabaseReadOnlyError: The database or the payload store cannot be written.
         """
         await self._row(end)
         payload_store = await self._located(end)
+        await payload_store.restore(await self._database.read(packs.used, end=end), end)
         await payload_store.claim(end, adopt=True)
         return payload_store.url
 

@@ -14,7 +14,6 @@ from replaydb.database.transactions import Database, end_in
 from replaydb.errors import (
     DatabaseError,
     NotSupportedError,
-    PayloadsReadOnlyError,
     PayloadsUnavailableError,
     ReplayDBError,
     SchemaError,
@@ -133,12 +132,13 @@ async def _payloads(database: Database) -> Finding:
         finally:
             await store.close()
     except PayloadsUnavailableError as error:
-        fix = "mount it or provide credentials; if it was moved: replaydb db relocate"
+        fix = "mount it or provide credentials; if it was moved: replaydb db relocate; "
+        fix += "if its marker is missing or damaged: replaydb db adopt-payloads"
         return Finding("bad", "payload store", str(error), fix)
     except ReplayDBError as error:  # the client of object stores is not installed
         return Finding("bad", "payload store", str(error), "install replaydb[obstore]")
     instance = await database.read(database.backend.instance)
     if owner is not None and instance.relation(owner) == "other":
-        refused = PayloadsReadOnlyError(row.url, str(owner), str(instance))
-        return Finding("warning", "payload store", str(refused), "replaydb db adopt-payloads")
+        refused = str(store.refusal(owner, instance))
+        return Finding("warning", "payload store", refused, "replaydb db adopt-payloads")
     return Finding("good", "payload store", row.url)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from replaydb import extras
 from replaydb.errors import InvalidURLError, PayloadsUnavailableError
 from replaydb.packs.protocol import (
+    SMALL,
     Listed,
     PackDamage,
     Part,
@@ -28,7 +29,7 @@ from replaydb.packs.protocol import (
 from replaydb.packs.urls import PayloadURL
 
 if TYPE_CHECKING:
-    from obstore import PutMode, UpdateVersion
+    from obstore import GetResult, PutMode, UpdateVersion
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
 #: Retries also end with the call, which usually has less time.
@@ -86,16 +87,22 @@ class Bucket:
         """Do nothing: a prefix is part of the names of objects."""
 
     async def get(self, file: str) -> bytes | None:
-        """Return the bytes of a small object; None if there is none."""
+        """Return the first bytes of an object; None if there is none."""
         import obstore
 
         try:
-            answer = await obstore.get_async(self._store, file)
-            return bytes(await answer.bytes_async())
+            return await self._first_bytes(await obstore.get_async(self._store, file), file)
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise
             return None
+
+    async def _first_bytes(self, answer: GetResult, file: str) -> bytes:
+        import obstore
+
+        if answer.meta["size"] <= SMALL:
+            return bytes(await answer.bytes_async())
+        return bytes(await obstore.get_range_async(self._store, file, start=0, end=SMALL))
 
     async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
         """Write an object with one request, which is answered when the object is durable."""
@@ -112,7 +119,7 @@ class Bucket:
         from obstore.exceptions import GenericError, PreconditionError
 
         answer = await obstore.get_async(self._store, file)
-        if bytes(await answer.bytes_async()) != old:
+        if await self._first_bytes(answer, file) != old:
             return False
         version: UpdateVersion = {}
         if (e_tag := answer.meta["e_tag"]) is not None:

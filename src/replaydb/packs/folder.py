@@ -26,6 +26,7 @@ from replaydb.errors import (
     ReplayDBError,
 )
 from replaydb.packs.protocol import (
+    SMALL,
     Listed,
     PackDamage,
     Part,
@@ -92,15 +93,18 @@ class Folder:
         raise PayloadsUnavailableError(self._url, reason)
 
     async def get(self, file: str) -> bytes | None:
-        """Return the bytes of a small file; None if there is none."""
+        """Return the first bytes of a file; None if there is none."""
+        return await self._in_thread(self._get, file)
 
-        def get() -> bytes | None:
-            try:
-                return (self._folder / file).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-
-        return await self._in_thread(get)
+    def _get(self, file: str) -> bytes | None:
+        path = self._folder / file
+        try:
+            with path.open("rb") as opened:
+                return opened.read(SMALL)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # that it may not be read does not mean that it is read-only
+            raise PayloadsUnavailableError(self._url, f"{path}: {error.strerror}") from error
 
     async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
         """Write a file under a temporary name, and rename it when it is complete."""
@@ -137,7 +141,7 @@ class Folder:
                 except OSError as error:
                     if error.errno not in _NO_LOCKS:
                         raise
-                if (self._folder / file).read_bytes() != old:
+                if self._get(file) != old:
                     return False
                 self._put(file, [new], sync=True)
                 return True
@@ -273,6 +277,8 @@ class Folder:
         if not isinstance(error, OSError):
             return None
         reason = error.strerror or type(error).__name__
+        if isinstance(error.filename, str):  # relative to the folder if that was opened first
+            reason = f"{self._folder / error.filename}: {reason}"
         typed: ReplayDBError
         if error.errno in _FULL:
             typed = DatabaseFullError(f"{self._url}: {reason}")

@@ -72,5 +72,5 @@ class Instance:
             found = json.loads(line)
             facts = {name: int(value) for name, value in found["facts"].items()}
             return cls(facts, int(found["timeline"]), int(found["newest"]))
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             return cls({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from replaydb import codec
 from replaydb.errors import ReplayDBError
@@ -62,6 +62,10 @@ class Listed:
     modified: datetime
 
 
+#: Bytes of an object that `Objects.get` returns at most.
+SMALL: Final = 4096
+
+
 class State(NamedTuple):
     """State of a file or object.
 
@@ -85,7 +89,11 @@ class Objects(Protocol):
         """Create what must exist before the first object."""
 
     async def get(self, file: str) -> bytes | None:
-        """Return the bytes of a small object; None if there is none."""
+        """Return the first `SMALL` bytes of an object; None if there is none.
+
+        Raises:
+            PayloadsUnavailableError: It cannot be read. The reason names it.
+        """
 
     async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
         """Write an object atomically.

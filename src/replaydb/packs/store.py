@@ -13,7 +13,15 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Final, TypeVar
 from uuid import uuid4
 
@@ -40,6 +48,7 @@ REREADS: Sequence[float] = (0.0, 0.5, 1.0, 2.0)
 CLAIM_PAUSE: Final = 0.05
 
 _MARKER = "replaydb-store"
+_FIRST_LINE = re.compile(rb"payloads of the replaydb store ([0-9a-f]{1,32})")
 _NAME = re.compile(r"[0-9a-f]{32}")
 _PADDING = bytes(ALIGNMENT)
 
@@ -67,6 +76,7 @@ class PayloadStore:
         self._objects = objects
         self._store_uid = store_uid
         self._first_line = f"payloads of the replaydb store {store_uid}\n".encode()
+        self._marker = f"{url.partition('?')[0]}/{store_uid}/{_MARKER}"  # for errors
         self._read_instance = read_instance
         self._instance: Instance | None = None
         self._claimed: str | None = None  # version of the marker that named this instance
@@ -109,6 +119,38 @@ class PayloadStore:
             await self._by(end, self._objects.begin())
             await self._by(end, self._objects.put(_MARKER, [self._first_line], sync=True))
 
+    async def restore(self, packs: Collection[str], end: float) -> None:
+        """Write the marker again if it is missing or damaged, and packs of the database are there.
+
+        The marker of another store is left as it is.
+
+        Args:
+            packs: Names of all packs that the database refers to.
+            end: Deadline of the call.
+
+        Raises:
+            PayloadsUnavailableError: It cannot be reached or used, or has none of the packs.
+            DatabaseReadOnlyError: It cannot be written.
+        """
+        found = await self._by(end, self._objects.get(_MARKER))
+        if found is not None and (found.startswith(self._first_line) or self._is_of_another(found)):
+            return
+        if packs:
+            files = set(map(_file, packs))
+            there = files & (await self._by(end, self._objects.states(sorted(files)))).keys()
+            if not there:
+                raise PayloadsUnavailableError(
+                    self.url,
+                    f"expected the {len(files)} packs of this database beside {self._marker}, got "
+                    "none of them. Mount the folder, or correct the endpoint or the bucket",
+                )
+            if missing := len(files) - len(there):
+                logger.warning("%s: %d of %d packs are missing", self.url, missing, len(files))
+        if found is None:
+            await self.prepare(end)
+        else:
+            await self._by(end, self._objects.replace(_MARKER, found, self._first_line))
+
     async def check(self, end: float) -> bytes:
         """Check that the marker of this store is present. Returns its content.
 
@@ -119,8 +161,9 @@ class PayloadStore:
         if (marker := await self._marker_found(end)) is None:
             raise PayloadsUnavailableError(
                 self.url,
-                "no packs of this store are there. Mount the folder, or correct the endpoint or "
-                "the bucket. If the packs were moved, run `replaydb db relocate URL`",
+                f"the marker {self._marker} is missing. Mount the folder, or correct the endpoint "
+                "or the bucket. If the packs were moved, run `replaydb db relocate URL`. If only "
+                "the marker was deleted, run `replaydb db adopt-payloads`",
             )
         return marker
 
@@ -155,10 +198,15 @@ class PayloadStore:
                 self._claimed = found[_MARKER].version if _MARKER in found else None
                 return
             if relation == "other" and not adopt:
-                raise PayloadsReadOnlyError(self.url, str(owner), str(instance))
+                raise self.refusal(owner, instance)
             new = self._first_line + instance.after(owner).encoded()
             if not await self._by(end, self._objects.replace(_MARKER, marker, new)):
                 await self._by(end, asyncio.sleep(CLAIM_PAUSE))
+
+    def refusal(self, owner: Instance | None, instance: Instance) -> PayloadsReadOnlyError:
+        """Return the error of an instance that is not the owner in the marker."""
+        known = str(owner) if owner and owner.facts else f"the marker {self._marker} is damaged"
+        return PayloadsReadOnlyError(self.url, known, str(instance))
 
     def owner(self, marker: bytes) -> Instance | None:
         """Return the instance in the content of the marker; None if there is none yet."""
@@ -352,16 +400,29 @@ class PayloadStore:
         if file not in found or found[file].size != size or _MARKER not in found:
             raise PayloadsUnavailableError(
                 self.url,
-                "the pack just written was not found beside the marker of this store: the address "
-                "leads to another service, or the folder is not mounted",
+                f"the pack just written was not found beside the marker {self._marker}: the "
+                "address leads to another service, the folder is not mounted, or the marker was "
+                "deleted. If it was, run `replaydb db adopt-payloads`",
             )
         return found[_MARKER]
 
     async def _marker_found(self, end: float) -> bytes | None:
         found = await self._by(end, self._objects.get(_MARKER))
-        if found is not None and not found.startswith(self._first_line):
-            raise PayloadsUnavailableError(self.url, "the marker there belongs to another store")
-        return found
+        if found is None or found.startswith(self._first_line):
+            return found
+        if self._is_of_another(found):
+            reason = f"the marker {self._marker} belongs to another store"
+        else:
+            reason = (
+                f"the marker {self._marker} is damaged. If the packs beside it are those of this "
+                "database, run `replaydb db adopt-payloads`"
+            )
+        raise PayloadsUnavailableError(self.url, reason)
+
+    def _is_of_another(self, marker: bytes) -> bool:
+        """Whether a marker, even a truncated one, has the uid of another store."""
+        found = _FIRST_LINE.match(marker)
+        return found is not None and not self._store_uid.encode().startswith(found[1])
 
     async def _by(self, end: float, work: Awaitable[T]) -> T:
         """Wait for work until `end`, with typed errors.

@@ -42,6 +42,7 @@ from replaydb.database.statements.pack import (
     select_share,
     select_staying,
     select_unmarked_total,
+    select_used_packs,
     update_payload_store,
 )
 from replaydb.database.statements.payload import release_payloads
@@ -127,6 +128,11 @@ def check_no_payloads(connection: Connection, url: str) -> None:
     if execute(connection, select_any_payload()):
         expected = "None, since this store has its payloads in the database (see `replaydb copy`)"
         raise InvalidInputError("payloads", expected, url)
+
+
+def used(connection: Connection) -> list[str]:
+    """Return the names of all packs with live parts."""
+    return [row.name for row in execute(connection, select_used_packs())]
 
 
 def relocate(connection: Connection, url: str) -> None:

@@ -137,6 +137,11 @@ def select_known_packs(names: Sequence[str]) -> Select[Any]:
     return select(pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes > 0)
 
 
+def select_used_packs() -> Select[Any]:
+    """Select the names of all packs with live parts."""
+    return select(pack.c.name).where(pack.c.live_parts > 0)
+
+
 def select_removed_orphans(names: Sequence[str]) -> Select[Any]:
     """Select which of these packs were claimed for removal as orphans."""
     return select(pack.c.id, pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes == 0)
