@@ -42,7 +42,7 @@ def scalar(value: object) -> object:
     # Another thread may be importing torch. Before it defines the class, there are no tensors.
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     if isinstance(value, (np.generic, np.ndarray, tensor)):
-        if value.ndim:
+        if value.ndim or isinstance(value, np.ma.MaskedArray):  # the item of a masked one is 0
             return value
         plain = value.item()
         return float(plain) if isinstance(plain, np.floating) else plain  # for a long double

@@ -100,7 +100,9 @@ def assert_alike(one: SequenceTensors, other: SequenceTensors) -> None:
         (([group("a")], [0.5, 0.5]), "probabilities"),
         (([group("a")], None, 1.0), "weights"),
         (([group("a")], None, ["x"]), "weights"),
-        (([group("a")], None, [1e39]), "weights"),
+        (([group("a")], None, [1e39]), "weights\\[0\\]"),
+        (([group("a")], None, [True]), "weights"),
+        (([group("a")], ["0.5"]), "probabilities"),
     ],
 )
 def test_invalid_arguments(arguments: tuple[Any, ...], field: str) -> None:

@@ -18,9 +18,8 @@ from replaydb.batch.padding import Side
 from replaydb.batch.stored import StoredGroup, id_of
 from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.episodes import EpisodeGroup
-from replaydb.episodes.arrays import ArrayLike
+from replaydb.episodes.arrays import ArrayLike, to_float64
 from replaydb.episodes.turns import set_fields
-from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
@@ -264,14 +263,4 @@ class Batch(typing.Generic[G]):
 
 
 def _one_each(field: str, values: ArrayLike | None, count: int) -> NDArray[np.float64]:
-    if values is None:
-        return np.ones(count)
-    try:
-        given = np.asarray(values, np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInputError(field, "numbers", repr(error)) from error
-    if given.shape != (count,):
-        raise InvalidInputError(field, f"shape [{count}]", f"shape {list(given.shape)}")
-    if (beyond := abs(given) > checks.FLOAT32_MAX).any():  # in tensors they are float32
-        raise InvalidInputError(field, "numbers in the range of float32, or NaN", given[beyond][0])
-    return given
+    return np.ones(count) if values is None else to_float64(field, values, count)

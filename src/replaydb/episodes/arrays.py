@@ -117,12 +117,38 @@ def to_logprobs(value: ArrayLike) -> NDArray[np.float32]:
     return fixed(np.where(np.isneginf(found), np.float32(np.nan), found))
 
 
+def to_float64(field: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Return `count` numbers in the range of float32, or NaN, as float64. Rewards can be bools.
+
+    Raises:
+        InvalidInputError: The value has another shape or dtype, or a number is beyond float32.
+    """
+    array = to_numpy(field, value)
+    if array.shape != (count,) or array.dtype.kind not in ("biuf" if field == "rewards" else "iuf"):
+        raise InvalidInputError(
+            field, f"real numbers, shape [{count}]", f"{array.dtype}, {shape_of(array)}"
+        )
+    numbers = array.astype(np.float64)
+    most = checks.FLOAT32_MAX
+    beyond = np.flatnonzero(abs(numbers) > most)
+    if len(beyond):
+        expected = f"a finite number from {-most:g} to {most:g}, or NaN"
+        raise InvalidInputError(f"{field}[{beyond[0]}]", expected, numbers[beyond[0]])
+    return numbers
+
+
+def to_numpy(field: str, value: ArrayLike) -> NDArray[Any]:
+    """Apply `to_array`, and return bfloat16 and float8 as float32."""
+    array = to_array(field, value)
+    return array if isinstance(array, np.ndarray) else array.float().numpy()
+
+
 def to_array(field: str, value: ArrayLike) -> Array:
     """Return a value as an array or tensor of a dtype that can be stored. Does not copy yet.
 
     Raises:
-        InvalidInputError: The value is ragged, has strings or objects, or a dtype that cannot be
-            stored.
+        InvalidInputError: The value is ragged or masked, has strings or objects, or numbers that no
+            dtype that can be stored holds exactly.
     """
     if is_tensor(value):
         return _detached(field, value)
@@ -132,6 +158,14 @@ def to_array(field: str, value: ArrayLike) -> Array:
         raise InvalidInputError(field, "a rectangular array of numbers", error) from error
     if array.dtype.str[1:] not in _NUMPY_NAMES:
         raise InvalidInputError(field, "a bool, integer or float array", f"dtype {array.dtype}")
+    if _has_mask(value, array.ndim):
+        raise InvalidInputError(field, "an array without a mask", "a masked array")
+    if isinstance(value, list | tuple) and array.dtype == np.float64:
+        # numpy rounds large integers next to floats, or if no integer dtype holds all of them.
+        large = np.flatnonzero(abs(array) >= 2**53)
+        given = np.asarray(value, object).reshape(-1)[large] if len(large) else large
+        if len(rounded := given[given != array.reshape(-1)[large]]):
+            raise InvalidInputError(field, "numbers that one dtype holds exactly", rounded[0])
     return array
 
 
@@ -326,18 +360,24 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 def _vector(field: str, value: ArrayLike) -> NDArray[Any]:
     """Return `value` as a one-dimensional numpy array. bfloat16 and float8 become float32."""
-    array = to_array(field, value)
-    if not isinstance(array, np.ndarray):
-        array = array.float().numpy()
+    array = to_numpy(field, value)
     if array.ndim != 1:
         raise InvalidInputError(field, "one dimension", shape_of(array))
     return array
 
 
+def _has_mask(value: ArrayLike, depth: int) -> bool:
+    """Whether an array, or one of nested lists of arrays, is masked. numpy drops their masks."""
+    if isinstance(value, list | tuple):
+        return depth > 1 and any(_has_mask(each, depth - 1) for each in value)
+    return isinstance(value, np.ma.MaskedArray)
+
+
 def _detached(field: str, value: torch.Tensor) -> Array:
     try:
         tensor = value.detach().cpu().resolve_conj().resolve_neg()
-        if dtype_name(tensor) in _TORCH_DTYPES and tensor.layout == sys.modules["torch"].strided:
+        if dtype_name(tensor) in _TORCH_DTYPES:
+            bits(tensor)  # raises for other layouts, and for parts of a distributed tensor
             return tensor
         array: NDArray[Any] = tensor.numpy()
     except _CONVERSION_ERRORS as error:

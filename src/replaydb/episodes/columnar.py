@@ -24,6 +24,7 @@ from replaydb.episodes.arrays import (
     to_array,
     to_arrays,
     to_bool,
+    to_float64,
     to_int32,
     to_logprobs,
 )
@@ -68,8 +69,8 @@ def flat_from_arrays(
     return FlatEpisodes(
         lengths=rows.lengths,
         prompt_lengths=rows.prompt_lengths,
-        rewards=_scalars("rewards", rewards, count),
-        advantages=_scalars("advantages", advantages, count),
+        rewards=_numbers("rewards", rewards, count),
+        advantages=_numbers("advantages", advantages, count),
         versions=_scalar_versions(policy_versions, token_versions is not None, count),
         has_logprobs=np.full(count, logprobs is not None),
         has_token_versions=has_versions,
@@ -268,25 +269,11 @@ def _scalar_versions(value: ArrayLike | None, per_token: bool, count: int) -> ND
     return versions.astype(np.int64)
 
 
-def _scalars(field: str, value: ArrayLike | None, count: int) -> NDArray[np.float64]:
-    """Return a number of each episode in the range of float32, float64 [E]; NaN if it has none."""
+def _numbers(field: str, value: ArrayLike | None, count: int) -> NDArray[np.float64]:
+    """Return a number of each episode, float64 [E]; NaN if it has none."""
     if value is None:
         return np.full(count, np.nan)
-    array = _rows_of(field, to_array(field, value), count)
-    if not isinstance(array, np.ndarray):
-        array = array.float().numpy()
-    if array.ndim != 1 or array.dtype.kind == "c":
-        raise InvalidInputError(
-            field, f"real numbers, shape [{count}]", f"{array.dtype}, {shape_of(array)}"
-        )
-    numbers = array.astype(np.float64)
-    most = checks.FLOAT32_MAX
-    wrong = abs(numbers) > most
-    if wrong.any():
-        i = int(np.flatnonzero(wrong)[0])
-        expected = f"a finite number from {-most:g} to {most:g}, or NaN"
-        raise InvalidInputError(f"{field}[{i}]", expected, numbers[i])
-    return numbers
+    return to_float64(field, _rows_of(field, to_array(field, value), count), count)
 
 
 def _rows_of(field: str, array: Array, count: int) -> Array:

@@ -47,9 +47,9 @@ class Episode:
             Other float types are converted.
         prompt_length: Number of tokens before the (first) response. With `token_ids`: the number of
             leading False in `loss_mask`.
-        reward: A number in the range of float32, or None. Default with `turns`: the sum of their
-            rewards. When turns are merged, every row gets this reward; rewards of single turns are
-            in `token_extras["token_rewards"]` of the rows.
+        reward: A number in the range of float32, a bool (True is 1.0), or None. Default with
+            `turns`: the sum of their rewards. When turns are merged, every row gets this reward;
+            rewards of single turns are in `token_extras["token_rewards"]` of the rows.
         advantage: A number in the range of float32, or None.
         policy_version: Policy version that generated the episode; or int32 [T], one per token; or
             None if unknown. Pass [T] or [R]; with [R] the prompt gets the lowest version. Default
@@ -60,7 +60,8 @@ class Episode:
             has zeros. bfloat16 and float8 are torch tensors, everything else is numpy. Extras of
             turns are concatenated, with zeros for turns without them. For per-token rewards of an
             episode without turns, pass the extra "token_rewards".
-        extras: Arrays of any shape by name.
+        extras: Arrays of any shape by name. They are stored exactly or refused: masked arrays, for
+            example, are refused.
         metadata: JSON object: str keys, finite numbers.
         text: Transcript for people. It is stored separately from the arrays.
         turns: The turns that the episode was built from, or empty.

@@ -154,7 +154,7 @@ class EpisodeGroup:
             loss_mask: Which tokens to train on, bools or integers 0 and 1. Default: all response
                 tokens.
             logprobs: Behaviour logprobs, floats. NaN is allowed.
-            rewards: Numbers [E] in the range of float32; NaN if there is none.
+            rewards: Numbers [E] in the range of float32, or bools; NaN if there is none.
             advantages: Numbers [E] in the range of float32; NaN if there is none.
             policy_versions: Policy version that generated the episodes: an integer, or integers
                 [E].

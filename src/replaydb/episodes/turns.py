@@ -22,6 +22,7 @@ from replaydb.episodes.arrays import (
     to_float32,
     to_int32,
     to_logprobs,
+    to_numpy,
     to_versions,
 )
 from replaydb.errors import InvalidInputError
@@ -39,10 +40,10 @@ class Turn:
         loss_mask: Which action tokens to train on, bool [R]. Default: all.
         logprobs: Behaviour logprobs of the action tokens, float32 [R], or None if not recorded.
             None is not the same as empty. NaN and -inf as in `Episode`.
-        reward: Reward of this step, finite, or None. Default: the sum of `token_rewards`. If you
-            pass both, they must agree.
+        reward: Reward of this step, finite, or None. Bools as in `Episode`. Default: the sum of
+            `token_rewards`. If you pass both, they must agree.
         token_rewards: Reward of each action token, finite float32 [R], or None if only the step has
-            a reward.
+            a reward. Integers and bools are converted.
         policy_version: Policy version that acted, or int32 [R] with one per action token; None if
             unknown.
         finish_reason: Why the action ended, as reported by the inference engine.
@@ -122,7 +123,9 @@ _FIELDS = frozenset(f.name for f in fields(Turn))
 
 
 def _rewards(value: ArrayLike) -> NDArray[np.float32]:
-    rewards = to_float32("token_rewards", value)
+    given = to_numpy("token_rewards", value)
+    # The verdicts of a verifier are bools or integers.
+    rewards = to_float32("token_rewards", given if given.dtype.kind == "f" else given * 1.0)
     if not np.isfinite(rewards).all():
         actual = float(rewards[~np.isfinite(rewards)][0])
         raise InvalidInputError("token_rewards", "finite numbers", actual)

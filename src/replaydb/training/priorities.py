@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from replaydb import checks
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import EpisodeGroup
-from replaydb.episodes.arrays import is_tensor
+from replaydb.episodes.arrays import to_numpy
 from replaydb.training import advantages, segments
 
 
@@ -117,8 +117,8 @@ def td_errors(
     eta = checks.number("eta", eta, least=0.0, most=1.0)
     eps = checks.number("eps", eps, least=0.0)
     num_groups = checks.whole_number("num_groups", num_groups)
-    size, chosen = np.abs(_to_numpy(errors)), _to_numpy(mask).astype(np.bool_)
-    index = np.broadcast_to(_to_numpy(group_index)[:, None], chosen.shape)[chosen]
+    size, chosen = np.abs(to_numpy("errors", errors)), to_numpy("mask", mask).astype(np.bool_)
+    index = np.broadcast_to(to_numpy("group_index", group_index)[:, None], chosen.shape)[chosen]
     values = size[chosen].astype(np.float64)
     counts = np.bincount(index, minlength=num_groups)
     largest = np.maximum(segments.most(values, index, num_groups), 0.0)
@@ -133,11 +133,3 @@ def _advantages(group: EpisodeGroup) -> NDArray[np.float64]:
         return stored
     rewards = group.rewards
     return advantages.grpo(rewards, np.zeros(len(rewards), np.int64))
-
-
-def _to_numpy(values: Any) -> NDArray[Any]:
-    if not is_tensor(values):
-        return np.asarray(values)
-    plain = values.detach().cpu()
-    array: NDArray[Any] = (plain.float() if plain.is_floating_point() else plain).numpy()
-    return array

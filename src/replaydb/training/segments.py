@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from replaydb.episodes.arrays import is_tensor
+from replaydb.episodes.arrays import is_tensor, to_numpy
 from replaydb.errors import InvalidInputError
 
 # numpy and torch share the operators and methods used here, but no static type covers both.
@@ -20,7 +20,7 @@ def checked(values: Any, index: Any) -> tuple[Any, Any, int]:
         index: Segment of each value, integers >= 0 in any order, [E].
 
     Raises:
-        InvalidInputError: A shape is not [E], or an index is negative.
+        InvalidInputError: A shape is not [E], a value is not a number, or an index is negative.
     """
     if is_tensor(values):
         import torch
@@ -28,7 +28,8 @@ def checked(values: Any, index: Any) -> tuple[Any, Any, int]:
         values = values if values.dtype == torch.float64 else values.float()
         index = torch.as_tensor(index, device=values.device).long()
     else:
-        values, index = np.asarray(values, np.float64), np.asarray(index)
+        values = to_numpy("rewards", values).astype(np.float64)
+        index = to_numpy("group_index", index)
     if values.ndim != 1 or values.shape != index.shape:
         shapes = f"{list(values.shape)} and {list(index.shape)}"
         raise InvalidInputError("group_index", "the shape of rewards, one-dimensional", shapes)
