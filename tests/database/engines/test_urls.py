@@ -111,6 +111,80 @@ async def test_variables_that_cannot_be_followed_are_refused(
     assert backend_for(f"{ME}db/replay").shown == "postgresql://me:***@db/replay"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("PGPORT", "http", "ports from 1 to 65535, got 'http'"),
+        ("PGPORT", "0", "ports from 1 to 65535, got '0'"),
+        ("PGPORT", "9" * 5000, "ports from 1 to 65535, got '999"),
+        ("PGPORT", "5432,5433,5434", "one port, or one per host, got 3 for 2 hosts"),
+        ("PGCONNECT_TIMEOUT", "soon", "connect_timeout in seconds, 0 for no limit, got 'soon'"),
+        ("PGCONNECT_TIMEOUT", "-1", "connect_timeout in seconds, 0 for no limit, got '-1'"),
+        ("PGSSLMODE", "always", "one of disable, allow, prefer, "),
+        ("PGSSLMINPROTOCOLVERSION", "SSLv3", "one of TLSv1, TLSv1.1, TLSv1.2, TLSv1.3, got 'SSL"),
+        ("PGSSLMAXPROTOCOLVERSION", "2", "one of TLSv1, TLSv1.1, TLSv1.2, TLSv1.3, got '2'"),
+        ("PGSSLNEGOTIATION", "tls", "one of postgres, direct, got 'tls'"),
+        ("PGSSLNEGOTIATION", "direct", "direct only with an sslmode of require, verify-ca, verify"),
+        ("PGTARGETSESSIONATTRS", "master", "one of any, read-write, "),
+        ("PGGSSLIB", "heimdal", "one of gssapi, sspi, got 'heimdal'"),
+        ("PGUSER", "\udcff", "text that is valid UTF-8, got other bytes"),
+        ("PGPASSWORD", "\udcffpassword", "text that is valid UTF-8, got other bytes"),
+    ],
+)
+async def test_invalid_variables_are_named(
+    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "secret password")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(rdb.InvalidURLError) as caught:
+        await Store.open("postgresql://me@one,two/replay")
+    assert caught.value.field == variable
+    assert str(caught.value).startswith(f"{variable}: expected {expected}")
+    assert "password" not in all_error_text(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("one:http", "ports from 1 to 65535, got 'http'"), ("one,,two", "a host before every colon")],
+)
+def test_hosts_of_the_environment(
+    value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGHOST", "one,two:7")
+    monkeypatch.setenv("PGPORT", "5433,5434")
+    assert PostgresqlURL.of("postgresql:///replay").hosts == (("one", 5433), ("two", 7))
+    assert PostgresqlURL.of("postgresql://other:8/replay").hosts == (("other", 8),)
+    monkeypatch.setenv("PGHOST", value)
+    with pytest.raises(rdb.InvalidURLError, match=f"PGHOST: expected {expected}"):
+        PostgresqlURL.of("postgresql:///replay")
+    monkeypatch.delenv("PGHOST")
+    monkeypatch.setenv("PGPORT", "5433")
+    assert PostgresqlURL.of("postgresql:///replay").hosts == ()
+    monkeypatch.setenv("PGPORT", "http")
+    assert PostgresqlURL.of("postgresql://other:8/replay").hosts == (("other", 8),)
+    with pytest.raises(rdb.InvalidURLError, match="PGPORT: expected ports"):
+        PostgresqlURL.of("postgresql:///replay")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PGTZ", "Mars/Olympus"),
+        ("PGDATESTYLE", "backwards"),
+        ("PGGEQO", "perhaps"),
+        ("PGOPTIONS", "-c work_mem=lots"),
+        ("PGOPTIONS", "-c no_such_parameter=1"),
+    ],
+)
+async def test_variables_that_the_server_refuses_are_named(
+    empty_postgresql_url: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(rdb.InvalidURLError, match="parameters that the server accepts") as caught:
+        await Store.open(empty_postgresql_url)
+    assert caught.value.field == variable
+
+
 def test_parameters_of_a_url_precede_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in {
         "PGCHANNELBINDING": "require",

@@ -94,6 +94,9 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection
             failed = error
         except RuntimeError as error:  # host names are resolved in a thread
             raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
+        except (asyncpg.InvalidParameterValueError, asyncpg.UndefinedObjectError) as error:
+            expected = "parameters that the server accepts"
+            raise InvalidURLError(url.source(str(error)), expected, str(error)) from error
         except ValueError as error:  # asyncpg raises subclasses of it
             reason = " ".join(str(error).split())
             raise InvalidURLError("url", "valid parameters", reason) from error

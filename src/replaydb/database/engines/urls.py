@@ -51,16 +51,22 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "sslcrldir": (),
     "sslsni": ("1",),
 }
+_TLS_MODES = ("require", "verify-ca", "verify-full")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
-    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "sslmode": ("disable", "allow", "prefer", *_TLS_MODES),
     "target_session_attrs": (
         *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     ),
     "sslnegotiation": ("postgres", "direct"),
     "pgbouncer": ("true", "false", "prepared"),
+    "gsslib": ("gssapi", "sspi"),
+    **dict.fromkeys(
+        ("ssl_min_protocol_version", "ssl_max_protocol_version"),
+        ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"),
+    ),
 }
 #: Environment variables that set a parameter which is not in the URL. The driver reads the names
-#: of the server and of the user, and the password, itself.
+#: of the user and the database, and the password, itself.
 _VARIABLES: Mapping[str, str] = {
     "PGAPPNAME": "application_name",
     "PGCHANNELBINDING": "channel_binding",
@@ -102,10 +108,7 @@ _SETTINGS: Mapping[str, str] = {
 #: Parameters in seconds; 0: no limit. The second is replaydb's own.
 _TIMEOUTS = {"connect_timeout": CONNECT_SECONDS, "frozen_client_timeout": FROZEN_CLIENT_SECONDS}
 #: Other parameters that the driver supports.
-_OTHERS = {
-    *("user", "dbname", "database", "krbsrvname", "gsslib"),
-    *("ssl_min_protocol_version", "ssl_max_protocol_version"),
-}
+_OTHERS = {"user", "dbname", "database", "krbsrvname"}
 _KNOWN = {"host", "port", "listen", *_TIMEOUTS, *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
 _KNOWN |= _UNSUPPORTED.keys()
 
@@ -173,7 +176,7 @@ class PostgresqlURL:
         dsn: URL for the driver, without hosts, settings and replaydb's own parameters. Contains the
             password.
         hosts: Hosts, or folders of sockets, with their ports, in the order of attempts. Empty: the
-            driver finds them, such as in `PGHOST`.
+            driver finds a socket.
         kinds: Values of `target_session_attrs`, each tried on all hosts; None: driver's default.
         connect_seconds: Timeout for each host; None: the timeout of the operating system.
         frozen_seconds: How long a client may pause in a transaction that may hold locks; 0: without
@@ -205,7 +208,8 @@ class PostgresqlURL:
         """Parse a URL.
 
         Raises:
-            InvalidURLError: A part is invalid. The error shows no value that may be a password.
+            InvalidURLError: A part, or a variable of libpq, is invalid. The error shows no value
+                that may be a password.
         """
         text = as_text(url)
         if "%00" in text:
@@ -222,12 +226,23 @@ class PostgresqlURL:
             if hosts:
                 raise _refused("hosts only once", "a host and the parameter 'host'")
             hosts = others
+        field = "url"
+        if not hosts:
+            hosts = _hosts(os.environ.get("PGHOST", "").split(","), "PGHOST")
+        if not ports and not (hosts and all(port for _, port in hosts)):
+            field, ports = "PGPORT", os.environ.get("PGPORT", "")
         kind = given.pop("target_session_attrs", None)
-        connect_seconds, frozen_seconds = (_seconds(given, name) for name in _TIMEOUTS)
+        connect_seconds, frozen_seconds = (
+            float(given.pop(name, default)) for name, default in _TIMEOUTS.items()
+        )
         settings = {name: given.pop(name) for name in _SESSION if name in given}
         more = ((name, os.environ.get(variable)) for variable, name in _SETTINGS.items())
         settings |= {name: value for name, value in more if value}
         direct_tls = given.pop("sslnegotiation", "postgres") == "direct"
+        if direct_tls and (mode := given.get("sslmode", "prefer")) not in _TLS_MODES:
+            where = "url" if "sslnegotiation" in shown_query else "PGSSLNEGOTIATION"
+            modes = ", ".join(_TLS_MODES)
+            raise InvalidURLError(where, f"direct only with an sslmode of {modes}", mode)
         for name in _UNSUPPORTED:
             given.pop(name, None)
         pgbouncer = given.pop("pgbouncer", "false")
@@ -240,7 +255,7 @@ class PostgresqlURL:
         hidden = ":***" if password or _SECRETS & given.keys() else ""
         return cls(
             dsn=f"postgresql://{login}{at}{path}{_query(given)}",
-            hosts=_with_ports(hosts, ports),
+            hosts=_with_ports(hosts, ports, field),
             kinds=("standby", "any") if kind == "prefer-standby" else (kind,),
             connect_seconds=connect_seconds or None,
             frozen_seconds=frozen_seconds,
@@ -254,6 +269,19 @@ class PostgresqlURL:
                 f"{_query(shown_query)}"
             ),
         )
+
+    def source(self, reason: str) -> str:
+        """Return the field of an error: the variable that set a parameter which a server refuses.
+
+        Args:
+            reason: The server's error, which names the parameter, unless it is one of the options.
+        """
+        for variable, name in (*_SETTINGS.items(), ("PGOPTIONS", "options")):
+            value = self.settings.get(name)
+            is_named = name == "options" or f'"{name}"' in reason.lower()
+            if value and is_named and value == os.environ.get(variable):
+                return variable
+        return "url"
 
     def direct(self) -> PostgresqlURL:
         """Return the URL of the server behind PgBouncer."""
@@ -299,6 +327,12 @@ def _parameters(query: str) -> dict[str, str]:
 def _from_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters that libpq's variables set, except those in the URL."""
     found = {}
+    for variable, text in os.environ.items():
+        if variable.startswith("PG"):
+            with suppress(UnicodeEncodeError):  # its text would show a password, also as a context
+                text.encode()
+                continue
+            raise InvalidURLError(variable, "text that is valid UTF-8", "other bytes")
     for variable, name in _VARIABLES.items():
         if name not in given and (value := os.environ.get(variable)):
             _check(variable, name, value)
@@ -311,16 +345,23 @@ def _check(field: str, name: str, value: str) -> None:
     subject = f"{name} to be " if field == "url" else ""
     if name in _CHOICES and value not in _CHOICES[name]:
         choices = ", ".join(_CHOICES[name])
-        raise InvalidURLError(field, f"{subject}one of {choices}", f"another {name}")
+        shown = f"another {name}" if field == "url" else repr(value)
+        raise InvalidURLError(field, f"{subject}one of {choices}", shown)
     if name in _UNSUPPORTED and value not in _UNSUPPORTED[name]:
         choices = " or ".join(_UNSUPPORTED[name]) or "absent"
         reason = "asyncpg, the driver, supports nothing else"
         raise InvalidURLError(field, f"{subject}{choices} ({reason})", repr(value))
     if name in _FILES and not Path(value).is_file():
         raise InvalidURLError(field, f"{subject}an existing file", repr(value))
+    if name in _TIMEOUTS:
+        seconds = -1.0
+        with suppress(ValueError):
+            seconds = float(value)
+        if not 0 <= seconds < float("inf"):
+            raise InvalidURLError(field, f"{name} in seconds, 0 for no limit", repr(value))
 
 
-def _hosts(addresses: Iterable[str]) -> list[tuple[str, int | None]]:
+def _hosts(addresses: Iterable[str], field: str = "url") -> list[tuple[str, int | None]]:
     """Parse addresses into hosts and ports."""
     found = []
     listed = list(addresses)
@@ -333,43 +374,37 @@ def _hosts(addresses: Iterable[str]) -> list[tuple[str, int | None]]:
         else:
             host, _, port = address.partition(":")
         if host:
-            found.append((host, _port(port)))
+            found.append((host, _port(port, field)))
         elif port or len(listed) > 1:
-            raise _refused("a host before every colon and comma", "none")
+            raise InvalidURLError(field, "a host before every colon and comma", "none")
     return found
 
 
 def _with_ports(
-    hosts: list[tuple[str, int | None]], ports: str
+    hosts: list[tuple[str, int | None]], ports: str, field: str
 ) -> tuple[tuple[str, int | None], ...]:
-    listed = [_port(port) for port in ports.split(",")]
-    if not hosts and ports:
+    """Add ports of the parameter or the variable that is the `field` of an error."""
+    listed = [_port(port, field) for port in ports.split(",")]
+    if not hosts and ports and field == "url":
         raise _refused("a host for the parameter 'port'", "none")
     if len(listed) == 1:
         listed *= len(hosts)
     if len(listed) != len(hosts):
-        raise _refused("one port, or one per host", f"{len(listed)} for {len(hosts)} hosts")
+        shown = f"{len(listed)} for {len(hosts)} hosts"
+        raise InvalidURLError(field, "one port, or one per host", shown)
     return tuple((host, port or other) for (host, port), other in zip(hosts, listed, strict=True))
 
 
-def _port(text: str) -> int | None:
+def _port(text: str, field: str) -> int | None:
     if not text:
         return None
-    # Not shown: in `postgresql://USER:PASSWORD/DATABASE` it is the password.
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+    # `int` refuses very long texts.
+    if text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) < 65536:
+        return int(text)
+    if field == "url":
+        # Not shown: in `postgresql://USER:PASSWORD/DATABASE` it is the password.
         raise _refused("HOST:PORT with a port from 1 to 65535", "something else after the colon")
-    return int(text)
-
-
-def _seconds(given: dict[str, str], name: str) -> float:
-    """Remove a timeout from the parameters, and return it in seconds."""
-    text = given.pop(name, str(_TIMEOUTS[name]))
-    seconds = -1.0
-    with suppress(ValueError):
-        seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise _refused(f"{name} in seconds, 0 for no limit", repr(text))
-    return seconds
+    raise InvalidURLError(field, "ports from 1 to 65535", repr(text))
 
 
 def _query(parameters: Mapping[str, str]) -> str:
