@@ -1,7 +1,8 @@
-"""Rules for all integrations: documentation, tested versions, and no unneeded imports."""
+"""Rules for all integrations: documentation, versions, imports, and changes of stored groups."""
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -49,6 +50,27 @@ def test_the_package_imports_no_trainer() -> None:
 def test_each_integration_has_a_page(name: str) -> None:
     page = CHECKOUT / "docs" / "integrations" / f"{name}.md"
     assert f"replaydb.integrations.{name}" in page.read_text(encoding="utf8")
+
+
+def test_updates_and_deletes_name_the_statuses_that_they_expect() -> None:
+    """Another process can have changed the status since the integration read it."""
+    [folder] = integrations.__path__
+    found = 0
+    for file in Path(folder).rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf8")))]
+        limited = {
+            part
+            for node in nodes
+            if isinstance(node, ast.Call) and any(each.arg == "statuses" for each in node.keywords)
+            for part in (node.func, *node.args)
+        }
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr in ("update", "delete"):
+                owner = ast.unparse(node.value)
+                if owner.endswith("buffer"):
+                    found += 1
+                    assert node in limited, f"{file}:{node.lineno}: {owner}.{node.attr}"
+    assert found >= 12
 
 
 def test_the_readme_lists_the_tested_versions() -> None:

@@ -14,7 +14,7 @@ import transfer_queue as tq
 from examples.verl_cpu import BATCH_SIZE, prompt, put, trajectory
 from transfer_queue import KVBatchMeta
 
-from replaydb import InvalidInputError, Store
+from replaydb import GroupLeasedError, InvalidInputError, Store
 from replaydb.integrations.verl import (
     AckOnCheckpoint,
     DurableReplayBuffer,
@@ -167,6 +167,31 @@ async def test_two_samplers_get_different_groups(
     everything = [uid for batches in got for batch in batches for uid in batch]
     assert sorted(everything) == sorted(f"u{number}" for number in range(24))
     assert {name: len(uids) for name, uids in (await _by_status(store)).items()} == {"leased": 24}
+
+
+async def test_a_status_that_another_process_sets_meanwhile_stays(
+    sampler: Made, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = sampler(DurableReplayBuffer)
+    journal, other = one._journal, one._journal._store.buffer("grpo")
+    for uid in ("failed", "leased"):
+        _finish(uid)
+    journal.keep()
+    find = journal._buffer.find
+
+    def find_and_lose(*args: Any, **named: Any) -> Any:
+        found = find(*args, **named)
+        if named["uids"] == {"failed"}:
+            other.update(uids="failed", status="failed")
+        else:
+            other.lease(1, ttl=60)
+        return found
+
+    monkeypatch.setattr(journal._buffer, "find", find_and_lose)
+    journal.drop({"failed"}, "expired")
+    with pytest.raises(GroupLeasedError):
+        journal.drop({"leased"}, "expired")
+    assert await _by_status(store) == {"failed": {"failed"}, "leased": {"leased"}}
 
 
 async def test_stale_beyond_the_threshold(sampler: Made, store: Store) -> None:

@@ -107,6 +107,9 @@ async def test_update_keeps_uid_and_order(build: Open) -> None:
     ]
     await storage.delete([ids[1], ids[1] + 100])
     assert [item.uid for item in await storage.get({})] == [ids[0], ids[2]]
+    [taken] = storage.buffer.lease(1, ttl=60).batch  # by another process
+    await storage.delete([taken.id])
+    assert storage.buffer.count(statuses="leased") == 1
 
 
 async def test_groups_with_unfinished_members_are_not_completed(build: Open) -> None:

@@ -99,8 +99,8 @@ class StoredGenerator(GeneratorInterface):
             uids: Uids of the prompts that were trained on or filtered.
             checkpoint: A name for the checkpoint, to be passed to `settle`.
         """
-        found = self._unsettled(set(uids))
-        self._buffer.update([one.id for one in found], tags={_CHECKPOINT: checkpoint})
+        found = [one.id for one in self._unsettled(set(uids))]
+        self._buffer.update(found, statuses="completed", tags={_CHECKPOINT: checkpoint})
 
     def settle(
         self,
@@ -123,7 +123,7 @@ class StoredGenerator(GeneratorInterface):
         for group in self._unsettled(dropped.union(consumed), checkpoint):
             ended["filtered" if group.prompt_uid in dropped else "archived"].append(group.id)
         for status, ids in ended.items():
-            self._buffer.update(ids, status=status, reason="checkpointed")
+            self._buffer.update(ids, statuses="completed", status=status, reason="checkpointed")
 
     def consumed_uids(self) -> set[str]:
         """Return the uids of prompts with a settled (trained or filtered) group, of any process."""
@@ -149,7 +149,8 @@ class StoredGenerator(GeneratorInterface):
             except rdb.InvalidInputError as error:
                 logger.error("the output of prompt %r cannot be stored: %s", uid, error)
                 failed = rdb.EpisodeGroup("skyrl", [], prompt_uid=uid, status="failed")
-                self._buffer.update(self._buffer.put(failed), reason=reason_of("stored", error))
+                ids, why = self._buffer.put(failed), reason_of("stored", error)
+                self._buffer.update(ids, statuses="failed", reason=why)
         self._served.update(self._buffer.put(groups))
 
     def _stored(self, uids: Sequence[str], step: int) -> dict[str, rdb.EpisodeGroup]:

@@ -154,7 +154,8 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                     [stored] = await buffer.put(
                         to_group(failed, prompt=prompt), on_duplicate="replace"
                     )
-                    await buffer.update([stored], reason=reason_of("stored", error))
+                    why = reason_of("stored", error)
+                    await buffer.update([stored], statuses="failed", reason=why)
         except _DROPPED as error:
             logger.warning("rollout group %d was dropped: %s", group_id, error)
         if not self._closed:  # otherwise `close` releases it

@@ -33,7 +33,10 @@ WHERE = "trainer.v1.sampler.sampler_kwargs"
 #: Leases end with a checkpoint or a restart, never by time.
 FOREVER = 1e9
 
-_TAKEN = sorted(set(GroupStatus) - {GroupStatus.COMPLETED})
+_WAITING = GroupStatus.COMPLETED
+_TAKEN = sorted(set(GroupStatus) - {_WAITING})
+#: Statuses that a later step set, and that the return to a checkpoint undoes.
+_UNDONE = sorted({*_TAKEN} - {GroupStatus.LEASED, GroupStatus.PENDING})
 
 
 class Journal:
@@ -105,8 +108,8 @@ class Journal:
         Raises:
             GroupLeasedError: Another sampler took one of them at the same time.
         """
-        waiting = self._buffer.find(uids=uids, statuses=GroupStatus.COMPLETED)
-        self._buffer.update([one.id for one in waiting], status=status)
+        waiting = [one.id for one in self._buffer.find(uids=uids, statuses=_WAITING)]
+        self._buffer.update(waiting, statuses=[_WAITING, GroupStatus.LEASED], status=status)
 
     def advance(self, step: int) -> None:
         """Record the step up to which the policy has been trained."""
@@ -139,9 +142,9 @@ class Journal:
         self._buffer.put([group for group in reread if group is not None], on_duplicate="renew")
         found = self._buffer.find(uids=queued.keys())
         stored = [one.id for one in found if one.num_episodes]  # others could not be stored
-        self._buffer.update(stored, status=GroupStatus.COMPLETED)
+        self._buffer.update(stored, statuses=_UNDONE, status=_WAITING)
         ahead, behind = defaultdict(list), set()
-        for one in self._buffer.find(statuses=GroupStatus.COMPLETED):
+        for one in self._buffer.find(statuses=_WAITING):
             requested = one.tags["global_steps"]
             if requested is None or requested > step:
                 ahead[one.prompt_uid].append(one.group_uid)
@@ -149,14 +152,14 @@ class Journal:
                 behind.add(one.group_uid)
         # Unknown until the dataset reaches their prompts.
         later = [uid for uids in ahead.values() for uid in uids]
-        self._buffer.update(uids=later, tags={"global_steps": None})
+        self._buffer.update(uids=later, statuses=_WAITING, tags={"global_steps": None})
         self._put_back(self._buffer.get(uids=behind))
         logger.info("%d groups put back, %d stored for later requests", len(behind), len(later))
         return behind, ahead
 
     def restore(self, uids: Collection[str], step: int) -> None:
         """Put groups into the queue whose prompts are requested again, in this step."""
-        self._buffer.update(uids=uids, tags={"global_steps": step})
+        self._buffer.update(uids=uids, statuses=_WAITING, tags={"global_steps": step})
         self._put_back(self._buffer.get(uids=uids))
 
     def _leases(self) -> list[LeaseInfo]:

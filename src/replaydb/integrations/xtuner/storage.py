@@ -116,8 +116,8 @@ class SqlStorage(StorageBackend):
         return await self._run(lambda: self.buffer.count(**selection(query)._asdict()))
 
     async def delete(self, uids: list[int]) -> None:
-        """Delete items. Uids that do not exist are ignored."""
-        await self._run(self.buffer.delete, uids)
+        """Delete items. Uids that do not exist, or that a process has taken, are ignored."""
+        await self._run(self.buffer.delete, uids, statuses=LIVE)
 
     async def update(self, items: list[StorageItem]) -> None:
         """Replace the content of items in one transaction; they keep their uids.
@@ -203,7 +203,7 @@ class SqlStorage(StorageBackend):
             if self._taken:
                 self._last = max(self._taken)
                 ids = [one for several in self._taken.values() for one in several]
-                self.buffer.update(ids, tags={self._tag: self._last})
+                self.buffer.update(ids, statuses="leased", tags={self._tag: self._last})
                 self._saved += self._taken
                 self._taken.clear()
             place.mkdir(parents=True, exist_ok=True)
