@@ -49,7 +49,8 @@ def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
                 ratios = importance.token_ratios(logprobs, tensors.logprobs, tensors.loss_mask)
                 gain = advantages.rloo(tensors.rewards, tensors.group_index) * tensors.weights
                 weights = importance.truncated(ratios, cap=2.0) * tensors.per_token(gain)
-                loss = -(weights * logprobs)[tensors.loss_mask].mean()
+                total = -(weights * logprobs)[tensors.loss_mask].sum()
+                loss = total / tensors.loss_mask.sum().clamp(min=1)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

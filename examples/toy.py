@@ -65,7 +65,7 @@ def grpo_step(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch
     logprobs = policy.logprobs(tensors.prompt_ids, tensors.response_ids)
     ratio = importance.token_ratios(logprobs, tensors.logprobs, tensors.loss_mask)
     surrogate = torch.minimum(ratio * gain, importance.clipped(ratio, 0.2) * gain)
-    loss = -surrogate[tensors.loss_mask].mean()
+    loss = -surrogate[tensors.loss_mask].sum() / tensors.loss_mask.sum().clamp(min=1)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -111,7 +111,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch) -
     all_tokens = tokens.clone()
     dist.all_reduce(all_tokens)
     optimizer.zero_grad()
-    (loss * tokens * dist.get_world_size() / all_tokens).backward()
+    (loss * tokens * dist.get_world_size() / all_tokens.clamp(min=1)).backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
 

@@ -22,6 +22,8 @@ def clipped_loss(
 ) -> Tensor:
     """Compute the clipped surrogate loss of PPO (Schulman et al., 2017), averaged over loss tokens.
 
+    A batch can be the share of one rank, without tokens in the loss: then it is 0.
+
     The ratio is relative to the policy that generated the tokens, however old it is. This is why
     replay is valid, and why the store keeps behaviour logprobs.
 
@@ -35,4 +37,4 @@ def clipped_loss(
     ratio = importance.token_ratios(logprobs, batch.logprobs, batch.loss_mask)
     gain = batch.per_token(advantages)
     surrogate = torch.minimum(ratio * gain, importance.clipped(ratio, clip) * gain)
-    return -surrogate[batch.loss_mask].mean()
+    return -surrogate[batch.loss_mask].sum() / batch.loss_mask.sum().clamp(min=1)

@@ -27,7 +27,7 @@ from examples.grpo_digits.model import Policy
 from examples.grpo_digits.rollout import complete
 from sqlalchemy import Select, func, select
 
-from replaydb import Fifo, blocking
+from replaydb import Episode, EpisodeGroup, Fifo, blocking
 from replaydb.database.schema import buffer, cursor, draw, draw_group, episode_group, lease
 from replaydb.training import advantages
 from support import ranks as calls
@@ -64,23 +64,42 @@ async def test_exactly_once_although_every_process_is_killed_in_every_phase(
 def test_a_step_of_several_ranks_is_a_step_on_all_their_tokens(
     sqlite_url: str, tmp_path: Path
 ) -> None:
+    """Also if one rank, or each of them, has no tokens in the loss."""
     torch.manual_seed(0)
     policy, generator = Policy(), torch.Generator().manual_seed(0)
-    groups = complete(policy, 0, "0", DATASET[:4], generator)
-    with blocking.Store.open(sqlite_url) as store:
+    one, *others = complete(policy, 0, "0", DATASET[:4], generator)
+    with blocking.Store.open(sqlite_url) as store, running_ranks(2, tmp_path) as ranks:
         made = store.buffer("math")
-        made.put(groups)
-        tensors = made.peek(4, Fifo()).padded(pad_token_id=0)
-    with running_ranks(2, tmp_path) as ranks:
-        found, other = ranks.call(calls.grpo_update, sqlite_url, 4)
-    gain = advantages.grpo(tensors.rewards, tensors.group_index)
-    clipped_loss(token_logprobs(policy, tensors.token_ids), tensors, gain).backward()
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-    for name, weight in policy.named_parameters():
-        assert weight.grad is not None
-        expected = (weight - weight.grad).detach().numpy()
-        assert np.abs(found[name] - expected).max() < 1e-5
-        assert (found[name] == other[name]).all()
+        for groups in (
+            [one, *others],
+            [EpisodeGroup(one.task_name, one.episodes), _without_loss(one)],
+            [_without_loss(one), _without_loss(one)],
+        ):
+            made.put(groups)
+            tensors = made.peek(len(groups), Fifo()).padded(pad_token_id=0)
+            found, other = ranks.call(calls.grpo_update, sqlite_url, len(groups))
+            policy.zero_grad()
+            gain = advantages.grpo(tensors.rewards, tensors.group_index)
+            clipped_loss(token_logprobs(policy, tensors.token_ids), tensors, gain).backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            for name, weight in policy.named_parameters():
+                assert weight.grad is not None
+                expected = (weight - weight.grad).detach().numpy()
+                assert np.abs(found[name] - expected).max() < 1e-5
+                assert (found[name] == other[name]).all()
+
+
+def _without_loss(group: EpisodeGroup) -> EpisodeGroup:
+    episodes = [
+        Episode(
+            token_ids=one.token_ids,
+            loss_mask=np.zeros(one.num_tokens, np.bool_),
+            logprobs=one.logprobs,
+            reward=one.reward,
+        )
+        for one in group.episodes
+    ]
+    return EpisodeGroup(group.task_name, episodes)
 
 
 async def _run(url: str, folder: Path, ranks: int, kills: tuple[str, ...]) -> tuple[int, str]:
