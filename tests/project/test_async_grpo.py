@@ -80,7 +80,9 @@ def test_a_step_of_several_ranks_is_a_step_on_all_their_tokens(
             found, other = ranks.call(calls.grpo_update, sqlite_url, len(groups))
             policy.zero_grad()
             gain = advantages.grpo(tensors.rewards, tensors.group_index)
-            clipped_loss(token_logprobs(policy, tensors.token_ids), tensors, gain).backward()
+            loss = clipped_loss(token_logprobs(policy, tensors.token_ids), tensors, gain)
+            assert loss.isfinite()  # gradients would be right, but no check or log of the loss
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             for name, weight in policy.named_parameters():
                 assert weight.grad is not None
