@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -13,7 +12,6 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
-from weakref import WeakSet
 
 import asyncpg
 from sqlalchemy import (
@@ -33,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.cancellation import run_to_completion
@@ -50,7 +48,7 @@ from replaydb.database.engines import (
     postgresql_sql,
     postgresql_standby,
 )
-from replaydb.database.engines.connecting import ConnectionLog, connect, read_types
+from replaydb.database.engines.connecting import ConnectionLog, read_types
 from replaydb.database.engines.loop_thread import LoopThread
 from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
 from replaydb.database.engines.postgresql_limits import (
@@ -59,6 +57,7 @@ from replaydb.database.engines.postgresql_limits import (
     ORDINARY_SECONDS,
     set_limits,
 )
+from replaydb.database.engines.postgresql_shortage import Shortage
 from replaydb.database.engines.postgresql_signal import NoSignal, PostgresqlSignal
 from replaydb.database.engines.protocol import Identified, LostRaceError, Pinned, T, Work
 from replaydb.database.engines.signals import Signal
@@ -87,9 +86,6 @@ ROLLBACK_SECONDS = 1.0
 #: outcome on another connection.
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
-#: How long a connection waits for others to be closed if the server has too many. For this time
-#: after the last refusal, connections are closed after each use.
-SHORTAGE_SECONDS = 60.0
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
@@ -130,8 +126,7 @@ class PostgresqlBackend:
     ) -> None:
         self._url = url
         self.read_only = read_only
-        self._short_until = 0.0  # for lack of connections, by `monotonic`
-        self._idle: WeakSet[ConnectionPoolEntry] = WeakSet()
+        self._shortage = Shortage()
         self._pool: dict[str, Any] = {
             "pool_size": pool_size or POOL_SIZE,
             "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
@@ -156,11 +151,7 @@ class PostgresqlBackend:
 
         Those may all be in use by transactions that wait for its locks, or for more connections.
         """
-        return self._url.through_pgbouncer or self._is_short()
-
-    def _is_short(self) -> bool:
-        """Whether the server has recently refused a connection because it has too many."""
-        return monotonic() < self._short_until
+        return self._url.through_pgbouncer or self._shortage.is_recent()
 
     @property
     def settling_seconds(self) -> float:
@@ -377,12 +368,12 @@ class PostgresqlBackend:
         if not self._url.through_pgbouncer:
             # A NOTIFY is a commit, but a hint need not be durable.
             engine = watched(self._engine({"synchronous_commit": "off"}, **options))
-            return PostgresqlSignal(engine, engine, self._thread, self._is_short)
+            return PostgresqlSignal(engine, engine, self._thread, self._shortage.is_recent)
         if not self._url.listen_hosts:
             return NoSignal()
         direct = self._engine(url=self._url.direct(), **options)
         notifying = watched(self._engine(**options))
-        return PostgresqlSignal(watched(direct), notifying, self._thread, self._is_short)
+        return PostgresqlSignal(watched(direct), notifying, self._thread, self._shortage.is_recent)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """Choose the type by SQLSTATE, never by the error's text."""
@@ -607,37 +598,9 @@ class PostgresqlBackend:
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
     async def _connect(self, url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
-        """Connect. If the server has too many connections, give up idle ones and wait.
-
-        Other processes may wait for those. No process may keep a connection that it does not use
-        while it waits for another.
-        """
-        end, pause = monotonic() + SHORTAGE_SECONDS, 0.05
-        while True:
-            try:
-                connection = await connect(url, settings)
-            except asyncpg.TooManyConnectionsError as error:
-                if not self._is_short():
-                    logger.warning("%s: connections are closed after use: %s", self.shown, error)
-                self._short_until = monotonic() + SHORTAGE_SECONDS
-                while self._idle:
-                    self._idle.pop().invalidate()
-                if monotonic() + pause > end:
-                    raise
-            else:
-                self._is_standby = postgresql_standby.is_standby(connection)
-                return connection
-            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311
-            pause = min(2 * pause, 1.0)
-
-    def _checked_in(self, _connection: object, entry: ConnectionPoolEntry) -> None:
-        if self._is_short():
-            entry.invalidate()
-        else:
-            self._idle.add(entry)
-
-    def _checked_out(self, _connection: object, entry: ConnectionPoolEntry, _: object) -> None:
-        self._idle.discard(entry)
+        connection = await self._shortage.connect(url, settings)
+        self._is_standby = postgresql_standby.is_standby(connection)
+        return connection
 
     def _engine(
         self,
@@ -664,8 +627,7 @@ class PostgresqlBackend:
         )
         self._log.listen_to(engine)
         if "poolclass" not in options:
-            event.listen(engine.sync_engine, "checkin", self._checked_in)
-            event.listen(engine.sync_engine, "checkout", self._checked_out)
+            self._shortage.listen_to(engine)
         event.listen(engine.sync_engine, "handle_error", _give_up_if_outdated)
         return engine
 
