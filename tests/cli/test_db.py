@@ -78,6 +78,40 @@ def test_downgrade_asks_for_confirmation(sqlite_url: str, answer: str, left: str
     assert run("db", "current", url=sqlite_url).output == left
 
 
+@both_engines
+def test_downgrade_shows_what_it_loses(own_url: str, tmp_path: Path) -> None:
+    async def fill() -> None:
+        payloads = (tmp_path / "payloads").as_uri()
+        async with Store.open(own_url, payloads=payloads) as store:
+            buffer = await store.buffer("math", capacity=replaydb.Capacity(groups=3))
+            await buffer.put([group(f"{nth}") for nth in range(3)])
+            await buffer.sample(3)
+            await buffer.put(group("0"), on_duplicate="replace")
+            await buffer.put(group("3"))
+            await buffer.advance_policy(7)
+
+    asyncio.run(fill())
+    replaced = "1 drawn groups that were replaced since: what the draws took"
+    assert run("db", "downgrade", "0010", url=own_url, answer="n\n").output.startswith("Downgrade")
+    asked = run("db", "downgrade", "-2", url=own_url, answer="n\n").output
+    assert asked.startswith(f"lost, also after a new upgrade:\n  {replaced}\n")
+    assert "  1 evicted groups: that they were not consumed\nDowngrade to -2" in asked
+    asked = run("db", "downgrade", "0005", url=own_url, answer="n\n").output
+    assert "  3 groups with payloads outside the database: their payloads, so they fail" in asked
+    assert "  1 policy versions: when buffers advanced to them\n" in asked
+    assert "outcomes" not in asked
+    assert run("db", "current", url=own_url).output == f"{NEWEST}\n"
+    done = run("db", "downgrade", "0005", "--yes", url=own_url).output
+    assert done == asked.partition("Downgrade")[0] + "revision 0005\n"
+    asked = run("db", "downgrade", "base", url=own_url, answer="n\n").output
+    assert "  4 groups: all of their data\n" in asked
+    assert "outside" not in asked
+    assert replaced not in asked
+    unknown = run("db", "downgrade", "9999", "--yes", url=own_url)
+    assert unknown.exit_code == 1
+    assert "one of `replaydb db history`" in unknown.stderr
+
+
 def test_check_reports_differences(empty_url: str) -> None:
     run("db", "upgrade", url=empty_url)
 

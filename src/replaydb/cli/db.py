@@ -41,6 +41,8 @@ def downgrade(
     """Downgrade the tables; drops what later revisions added (`base` drops everything)."""
     from replaydb.database import migrations
 
+    if lost := asyncio.run(migrations.losses(url, revision)):
+        typer.echo("\n  ".join(("lost, also after a new upgrade:", *lost)))
     if not yes:
         typer.confirm(f"Downgrade to {revision} and drop all later additions?", abort=True)
     asyncio.run(migrations.downgrade(url, revision))

@@ -14,12 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, inspect
+from sqlalchemy import URL, Connection, Select, func, inspect, select
 
 from replaydb.database import revisions
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.schema import metadata
+from replaydb.database.schema import (
+    draw_group,
+    episode_group,
+    group,
+    metadata,
+    payload,
+    policy_change,
+)
 from replaydb.database.views import VIEWS
 from replaydb.errors import InvalidInputError, SchemaOutOfDateError
 from replaydb.progress import Progress, no_progress
@@ -32,6 +39,32 @@ MISSING_INDEX = "add index "
 
 _view_names = frozenset(view.table.name for view in VIEWS)
 _INDEXES = tuple(index for table in metadata.sorted_tables for index in table.indexes)
+
+#: What a downgrade of a revision loses, also after a new upgrade, and the number of its rows.
+_LOST: tuple[tuple[str, str, Select[int]], ...] = (
+    (
+        "0010",
+        "drawn groups that were replaced since: what the draws took",
+        select(func.count(draw_group.c.task_name)),
+    ),
+    (
+        "0010",
+        "evicted groups: that they were not consumed",
+        select(func.count()).select_from(episode_group).where(group.is_evicted),
+    ),
+    (
+        "0008",
+        "policy versions: when buffers advanced to them",
+        select(func.count()).select_from(policy_change),
+    ),
+    (
+        "0006",
+        "groups with payloads outside the database: their payloads, so they fail when drawn",
+        select(func.count(payload.c.group_id.distinct())).where(payload.c.pack_id.is_not(None)),
+    ),
+    ("0003", "drawn groups: the outcomes of their draws", select(func.count(draw_group.c.outcome))),
+    ("0001", "groups: all of their data", select(func.count()).select_from(episode_group)),
+)
 
 # alembic keeps the running migration in module globals, which event loops of several threads share.
 # The lock is acquired by polling, so that a waiting coroutine can be cancelled.
@@ -90,6 +123,35 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
     from alembic import command
 
     await _run(_backend(target), command.downgrade, revision)
+
+
+async def losses(target: Backend | str | URL, revision: str) -> tuple[str, ...]:
+    """Return what a downgrade to `revision` would lose, also after a new upgrade. Never writes.
+
+    Args:
+        target: The database, or its URL.
+        revision: As for `downgrade`. If there is no such revision, nothing is lost.
+
+    Raises:
+        DatabaseError: The database does not exist, or cannot be read.
+    """
+    from alembic.script import ScriptDirectory
+    from alembic.script.revision import RevisionError
+
+    backend = _backend(target, read_only=True)
+    scripts = ScriptDirectory.from_config(_config())
+    found = []
+    async with revisions.reading(backend) as connection:
+        now = (await revisions.inspect_schema(connection)).revision
+        try:
+            steps = scripts.iterate_revisions(now, revision, select_for_downgrade=True)
+            undone = {script.revision for script in steps}
+        except RevisionError:  # `downgrade` raises it as a typed error
+            return ()
+        for since, what, statement in _LOST:
+            if since in undone and (number := await connection.scalar(statement)):
+                found.append(f"{number} {what}")
+    return tuple(found)
 
 
 async def current(target: Backend | str | URL) -> str | None:
