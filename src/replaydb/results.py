@@ -475,6 +475,8 @@ class PruneReport:
             pack.
         compacted_bytes: Bytes saved by the new packs. The old packs stay for the grace period.
         num_damaged: Packs that were not compacted because they are damaged.
+        refused: In a dry run, the text of the `PayloadsReadOnlyError` that any other run would
+            raise, because another copy of the database owns the payloads; otherwise None.
     """
 
     dry_run: bool
@@ -489,6 +491,7 @@ class PruneReport:
     num_compacted: int = 0
     compacted_bytes: int = 0
     num_damaged: int = 0
+    refused: str | None = None
 
     @property
     def freed_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -51,6 +52,23 @@ def test_prune_is_a_dry_run_unless_remove_is_given(url: str, folder: Path) -> No
     assert run("prune", "--min-hours", "1", url=url).exit_code == 2
 
 
+@pytest.mark.parametrize("engine_name", ["sqlite"])
+def test_a_dry_run_of_a_copy_says_that_it_may_not_remove(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    copy = f"sqlite:///{shutil.copy(tmp_path / 'replay.db', tmp_path / 'copy.db')}"
+    dry_run, removed = run("prune", url=copy), run("prune", "--remove", url=copy)
+    assert (dry_run.exit_code, removed.exit_code) == (0, 1)
+    assert "1 orphaned: to remove, 1.5 kB" in dry_run.output
+    last = dry_run.output.splitlines()[-1]
+    assert "run `replaydb db adopt-payloads`" in last
+    reason = removed.stderr.removeprefix("error: ").strip()
+    assert last == f"dry run, nothing removed; --remove is refused: {reason}"
+    assert run("db", "adopt-payloads", "--yes", url=copy).exit_code == 0
+    assert "refused" not in run("prune", url=copy).output
+    assert "refused" in run("prune", url=url).output
+
+
 def test_a_dry_run_on_a_read_only_store() -> None:
     # The folders of pytest are private to the user that runs it.
     with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:
@@ -82,7 +100,7 @@ def test_a_store_without_packs_has_nothing_to_prune(url: str) -> None:
 def test_a_moved_payload_store_is_recorded(url: str, folder: Path, tmp_path: Path) -> None:
     moved = folder.rename(tmp_path / "elsewhere")
     wrong = run("db", "relocate", tmp_path.as_uri(), url=url)
-    assert (wrong.exit_code, "no packs of this store" in wrong.stderr) == (1, True)
-    assert "no packs of this store" in run("prune", url=url).stderr
+    assert (wrong.exit_code, "replaydb-store is missing" in wrong.stderr) == (1, True)
+    assert "replaydb-store is missing" in run("prune", url=url).stderr
     assert run("db", "relocate", moved.as_uri(), url=url).exit_code == 0
     assert "2 packs" in run("prune", url=url).output

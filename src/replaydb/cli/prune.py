@@ -9,7 +9,7 @@ import typer
 from replaydb.cli.console import Url, console, progress, with_store
 from replaydb.cli.delete import described
 from replaydb.cli.selecting import Runs, Statuses, check_known
-from replaydb.display import human_size
+from replaydb.display import human_size, printable
 from replaydb.episodes import GroupStatus
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
         typer.echo(f"  {count} {what} {human_size(num_bytes)}")
     if report.num_damaged:
         typer.echo(f"  {report.num_damaged} damaged: skipped")
-    if not remove and report.freed_bytes:
+    if report.refused:
+        typer.echo(f"dry run, nothing removed; --remove is refused: {printable(report.refused)}")
+    elif not remove and report.freed_bytes:
         typer.echo(
             f"dry run, nothing removed; use --remove to free {human_size(report.freed_bytes)}"
         )

@@ -71,7 +71,10 @@ class Pruning:
             PayloadsReadOnlyError: Another instance of the database owns the packs.
         """
         if self.report.dry_run:
-            await self._payload_store.check(self._end)
+            marker = await self._payload_store.check(self._end)
+            instance = await self._read(self._database.backend.instance)
+            if (refused := self._payload_store.refusal(marker, instance)) is not None:
+                self.report = replace(self.report, refused=str(refused))
         else:
             await self._payload_store.claim(self._end)
         now = await self._database.read(self._database.backend.now, end=self._end)

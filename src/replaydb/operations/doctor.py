@@ -128,7 +128,7 @@ async def _payloads(database: Database) -> Finding:
     try:
         store = PayloadStore.at(row.url, row.store_uid)
         try:
-            owner = store.owner(await store.check(end_in(PATIENCE_SECONDS)))
+            marker = await store.check(end_in(PATIENCE_SECONDS))
         finally:
             await store.close()
     except PayloadsUnavailableError as error:
@@ -138,7 +138,6 @@ async def _payloads(database: Database) -> Finding:
     except ReplayDBError as error:  # the client of object stores is not installed
         return Finding("bad", "payload store", str(error), "install replaydb[obstore]")
     instance = await database.read(database.backend.instance)
-    if owner is not None and instance.relation(owner) == "other":
-        refused = str(store.refusal(owner, instance))
-        return Finding("warning", "payload store", refused, "replaydb db adopt-payloads")
+    if (refused := store.refusal(marker, instance)) is not None:
+        return Finding("warning", "payload store", str(refused), "replaydb db adopt-payloads")
     return Finding("good", "payload store", row.url)

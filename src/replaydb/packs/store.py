@@ -197,15 +197,18 @@ class PayloadStore:
             if relation == "same":
                 self._claimed = found[_MARKER].version if _MARKER in found else None
                 return
-            if relation == "other" and not adopt:
-                raise self.refusal(owner, instance)
+            if not adopt and (refused := self.refusal(marker, instance)) is not None:
+                raise refused
             new = self._first_line + instance.after(owner).encoded()
             if not await self._by(end, self._objects.replace(_MARKER, marker, new)):
                 await self._by(end, asyncio.sleep(CLAIM_PAUSE))
 
-    def refusal(self, owner: Instance | None, instance: Instance) -> PayloadsReadOnlyError:
-        """Return the error of an instance that is not the owner in the marker."""
-        known = str(owner) if owner and owner.facts else f"the marker {self._marker} is damaged"
+    def refusal(self, marker: bytes, instance: Instance) -> PayloadsReadOnlyError | None:
+        """Return the error of an instance that may not write and remove packs; None if it may."""
+        owner = self.owner(marker)
+        if owner is None or instance.relation(owner) != "other":
+            return None
+        known = str(owner) if owner.facts else f"the marker {self._marker} is damaged"
         return PayloadsReadOnlyError(self.url, known, str(instance))
 
     def owner(self, marker: bytes) -> Instance | None:
