@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import replaydb as rdb
-from replaydb import Buffer, Capacity, SamplingPolicy, Store
+from replaydb import Buffer, Capacity, Keep, SamplingPolicy, Store
 from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.examples import examples
@@ -55,6 +55,7 @@ bounds: dict[str, st.SearchStrategy[Any]] = {
     "eviction": st.sampled_from(EVICTIONS),
     "on_evict": st.sampled_from(["delete", "archive"]),
     "time_to_live": st.sampled_from([100.0, None]),
+    "keep_archived": st.sampled_from([None, Keep(seconds=100), Keep(count=1)]),
 }
 limits = st.none() | st.integers(0, 3) | st.just({"code": 1})
 
@@ -68,7 +69,7 @@ operations = st.one_of(
                 priorities,
                 st.none() | st.integers(0, 6),
                 st.sampled_from(
-                    ["completed", "completed", "completed", "aborted", "expired", "failed"]
+                    ["completed", "completed", "aborted", "expired", "failed", "archived"]
                 ),
             ),
             min_size=1,
@@ -168,6 +169,7 @@ class Model:
     eviction: Eviction = "oldest"
     on_evict: OnEvict = "archive"
     time_to_live: float | None = None
+    keep_archived: Keep | None = None
     now: int = 0
     draws: int = 0
     left: Collection[int] = ()
@@ -204,9 +206,36 @@ class Model:
                     self.complete(row)
                 else:
                     row.status = "failed"
-            age = self.now - row.created
-            if row.status in (*IDLE, *UNSAMPLABLE) and age > (self.time_to_live or age):
+            if row.status in (*IDLE, *UNSAMPLABLE) and self.is_old(row, self.time_to_live):
                 self.retire(uid)
+
+    def is_old(self, row: Row, seconds: float | None) -> bool:
+        return seconds is not None and self.now - row.created > seconds
+
+    def trim(
+        self, tasks: Collection[str], added: Collection[str] = (), kept: Iterable[Row] = ()
+    ) -> None:
+        """Delete archived groups as `keep_archived` requires, at the end of a call.
+
+        Args:
+            tasks: The tasks that the call has locked.
+            added: Those into which it has put groups.
+            kept: Groups that it reports as stored.
+        """
+        keep = self.keep_archived or Keep(count=10**9)
+        for task in tasks:
+            archived = [
+                (row.id, uid)
+                for uid, row in self.rows.items()
+                if (row.task, row.status) == (task, "archived")
+            ]
+            newest = sorted(archived, reverse=True)[: keep.count if task in added else None]
+            for group_id, uid in archived:
+                is_beyond = (group_id, uid) not in newest
+                if (is_beyond or self.is_old(self.rows[uid], keep.seconds)) and not any(
+                    group_id == one.id for one in kept
+                ):
+                    del self.rows[uid]
 
     def limits(self, tasks: Iterable[str]) -> Iterator[tuple[list[str], int]]:
         """Yield the capacities of these tasks and that of the buffer, with their tasks."""
@@ -249,6 +278,8 @@ class Model:
         refused = False
         while self.stored(tasks) + incoming > most:
             uid = self.victim(tasks, protected)
+            if uid is None and not incoming:
+                break
             if uid is None:
                 kept = {uid for uid in protected if self.rows[uid].task in tasks}
                 idle = [uid for uid in kept if self.rows[uid].status in (*IDLE, *UNSAMPLABLE)]
@@ -272,7 +303,7 @@ class Model:
                 self.retire(uid)
 
     def put(self, new: dict[str, Row], on_duplicate: str) -> None:
-        """Put groups, given with the ids that they have got."""
+        """Put groups, given with the ids that they have got; 0 if the call has failed."""
         names: Collection[str] = {row.task for row in new.values()}
         if on_duplicate in ("replace", "renew") and new.keys() & self.rows.keys():
             names = TASKS
@@ -285,8 +316,13 @@ class Model:
         consumed = [one for one in known.values() if one.status == "archived" and not one.is_gone]
         if consumed and on_duplicate == "replace":
             raise Refused(rdb.ConsumedGroupError)
-        for uid, old in known.items():
-            assert (new[uid].id == old.id) == (on_duplicate != "renew")
+        renewed = {
+            uid for uid, old in known.items() if self.is_renewed(old, new[uid], on_duplicate)
+        }
+        for i, (uid, row) in enumerate(new.items()):
+            keeps_id = uid in known and uid not in renewed
+            row.id = row.id or (known[uid].id if keeps_id else 10**9 + i)
+            assert (uid in known and row.id == known[uid].id) == keeps_id
         accepted = new
         if on_duplicate == "ignore":
             accepted = {uid: row for uid, row in new.items() if uid not in known}
@@ -294,18 +330,26 @@ class Model:
             del self.rows[uid]
         ids = {row.id for row in self.rows.values()}
         assert ids.isdisjoint(row.id for row in accepted.values())
-        if not accepted:
-            return
-        created = {uid: row.created for uid, row in known.items() if on_duplicate == "replace"}
-        for uid, row in accepted.items():
-            row.created = created.get(uid, row.created)
-        self.insert(accepted, names, known if on_duplicate == "ignore" else ())
+        for uid in accepted.keys() & known.keys() - renewed:
+            accepted[uid].created = known[uid].created
+        if accepted:
+            self.insert(accepted, names, known if on_duplicate == "ignore" else ())
+        self.trim(names, {row.task for row in accepted.values()}, known.values())
+
+    def is_renewed(self, old: Row, new: Row, on_duplicate: str) -> bool:
+        """Return whether a group gets a new id when it is overwritten."""
+        if on_duplicate != "replace":
+            return on_duplicate == "renew"
+        if new.status == "archived":
+            return old.is_gone or self.keep_archived is not None
+        return old.is_gone or self.is_old(old, self.time_to_live)
 
     def insert(
         self, new: dict[str, Row], locked: Collection[str], protected: Collection[str]
     ) -> None:
         """Add groups, and evict others for them."""
-        usable = {uid: row for uid, row in new.items() if row.status not in UNSAMPLABLE}
+        unused = (*UNSAMPLABLE, "archived")
+        usable = {uid: row for uid, row in new.items() if row.status not in unused}
         rivals = [
             uid
             for uid, row in usable.items()
@@ -323,10 +367,10 @@ class Model:
         names = self.locked([self.rows[uid].task] if uid in self.rows else ())
         self.maintain(names)
         row = self.rows.get(uid)
-        if row is None:
-            raise Refused(rdb.UnknownGroupError, keeps=True)
-        if row.status != "pending":
-            raise Refused(rdb.GroupClosedError, keeps=True)
+        if row is None or row.status != "pending":
+            self.trim(names)
+            error = rdb.UnknownGroupError if row is None else rdb.GroupClosedError
+            raise Refused(error, keeps=True)
         self.evict_surplus(names)
         for limited, most in self.limits([row.task]):
             self.fit(limited, most)
@@ -336,6 +380,7 @@ class Model:
         row.version = min(known) if len(known) == len(row.versions) else None
         if len(row.versions) == 2:
             self.complete(row)
+        self.trim(names)
 
     def update(self, chosen: Iterable[str], status: str, priority: float | None) -> list[Row]:
         """Set the status of groups, and perhaps their priority."""
@@ -362,6 +407,7 @@ class Model:
         self.expire()
         for limited, most in self.limits(TASKS) if archived else ():
             self.fit(limited, most)
+        self.trim(TASKS, kept=rows.values())
         return list(rows.values())
 
     def expire(self) -> int:
@@ -446,9 +492,7 @@ async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) 
     def simulate(model: Model, ids: list[int] | None) -> None:
         new = {}
         for i, (uid, task, priority, version, status) in enumerate(rows):
-            group_id = 10**9 + i if ids is None else ids[i]
-            if ids is None and uid in model.rows and on_duplicate != "renew":
-                group_id = model.rows[uid].id
+            group_id = 0 if ids is None else ids[i]
             if status in IDLE and model.is_too_stale(task, version):
                 status = "expired"
             new[uid] = Row(group_id, task, priority, version, status, model.now)
@@ -463,11 +507,9 @@ async def open_group(
     buffer: Buffer, model: Model, uid: str, task: str, deadline: int | None, least: int | None
 ) -> None:
     def simulate(model: Model, group_id: int | None) -> None:
-        row = Row(group_id or 10**9, task, 1.0, None, "pending", model.now, versions=[])
+        row = Row(group_id or 0, task, 1.0, None, "pending", model.now, versions=[])
         row.least = least or 2
         row.deadline = None if deadline is None else model.now + deadline
-        if group_id is None and uid in model.rows:
-            row.id = model.rows[uid].id
         model.put({uid: row}, "error")
 
     opening = buffer.open_group(task, uid, 2, deadline=deadline, min_episodes=least, timeout=0)
@@ -486,7 +528,8 @@ async def sample(
     least = max(0, most - spare)
 
     def simulate(model: Model, batch: rdb.Batch | None) -> None:
-        model.maintain(model.locked(TASKS if task is None else [task]))
+        names = model.locked(TASKS if task is None else [task])
+        model.maintain(names)
         rows = model.eligible(task, limit)
         n = min(most, len(rows))
         if n < least or n == 0:
@@ -506,6 +549,7 @@ async def sample(
             if row.id in batch.ids:
                 row.times_sampled += 1
                 row.last_draw = model.draws
+        model.trim(names)
 
     drawing = buffer.sample(most, policy, tasks=task, max_staleness=limit, at_least=least)
     await compared(buffer, model, drawing, simulate)
@@ -538,6 +582,7 @@ async def apply(  # noqa: C901
         case ("bounds", bounds):
             await buffer.update_settings(**bounds)
             vars(model).update(bounds)
+            model.trim(TASKS)
         case ("sample", most, spare, policy, task, limit):
             await sample(buffer, model, most, spare, policy, task, limit)
         case ("reweigh", uid, priority):
@@ -546,20 +591,25 @@ async def apply(  # noqa: C901
             assert await buffer.update_priorities(ids, [priority]) == (row is not None)
             if row:
                 row.priority = priority
+            model.trim(TASKS)
         case ("update", chosen, status, priority):
             await update(buffer, model, chosen, status, priority)
         case ("delete", uid):
             deleted = await buffer.delete(where=rdb.col.group_uid == uid)
             assert deleted == (model.rows.pop(uid, None) is not None)
+            model.trim(TASKS)
         case ("advance", step):
             model.version += step
             assert await buffer.advance_policy(model.version) == model.expire()
+            model.trim(TASKS)
         case ("limit", limit):
             model.limit = limit
             await buffer.update_settings(max_staleness=limit)
             model.expire()
+            model.trim(TASKS)
         case ("exponent", exponent):
             await buffer.update_settings(priority_exponent=exponent)
+            model.trim(TASKS)
 
 
 async def check(buffer: Buffer, model: Model) -> None:
@@ -589,6 +639,56 @@ AT_FIRST = [
 ]
 
 
+def of(uid: str, status: str = "completed") -> list[Any]:
+    """Return the groups of a put: one."""
+    return [(uid, "gsm8k", 1.0, 0, status)]
+
+
+#: Bounds, and operations that show a rule which random ones rarely do.
+RULES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
+    "an evicted group is replaced": (
+        {"capacity": Capacity(groups=3)},
+        [("put", of("uid-5"), "error"), ("put", of("uid-0"), "replace")],
+    ),
+    "an old open group is replaced": (
+        {"time_to_live": 100.0},
+        [("open", "uid-4", "gsm8k", None, None), ("wait", 120), ("put", of("uid-4"), "replace"),
+         ("put", of("uid-5"), "error")],
+    ),
+    "content is put into the archive": (
+        {"keep_archived": Keep(seconds=100)},
+        [("wait", 120), ("put", of("uid-0", "archived"), "replace"), ("put", of("uid-5"), "error")],
+    ),
+    "a put finds groups that are too old for the archive": (
+        {"keep_archived": Keep(seconds=100)},
+        [("update", ["uid-0", "uid-1"], "archived", None), ("wait", 120),
+         ("put", of("uid-0"), "ignore")],
+    ),
+    "a put finds groups beyond the archive": (
+        {"keep_archived": Keep(count=1)},
+        [("update", ["uid-0", "uid-1", "uid-3"], "archived", None),
+         ("put", [*of("uid-0"), *of("uid-5")], "ignore")],
+    ),
+    "groups are updated that are too old for the archive": (
+        {"keep_archived": Keep(seconds=100)},
+        [("wait", 120), ("update", ["uid-0"], "archived", None)],
+    ),
+    "open groups exceed a lowered capacity": (
+        {},
+        [("open", "uid-4", "gsm8k", None, None), ("open", "uid-5", "gsm8k", None, None),
+         ("bounds", {"capacity": Capacity(groups=1)}), ("add", "uid-4", 0), ("add", "uid-4", 0)],
+    ),
+}  # fmt: skip
+
+
+def shown(test: Any) -> Any:
+    """Add the `RULES` to the examples of a test."""
+    for bounds, operations in RULES.values():
+        test = example(first=bounds, history=operations)(test)
+    return test
+
+
+@shown
 @settings(
     max_examples=examples(40),
     deadline=None,

@@ -132,13 +132,16 @@ class Machine(RuleBasedStateMachine):
             assert len(ids) == len(several)
         return ids
 
-    @rule(number=NUMBER, age=AGES, priority=PRIORITIES, how=st.sampled_from(["replace", "renew"]))
-    def put_again(self, number: int, age: int | None, priority: float, how: str) -> None:
+    @rule(number=NUMBER, age=AGES, priority=PRIORITIES, how=st.sampled_from(["replace", "renew"]),
+          status=st.sampled_from(["completed", "completed", "aborted"]))  # fmt: skip
+    def put_again(
+        self, number: int, age: int | None, priority: float, how: str, status: str
+    ) -> None:
         uid = self.pick(number, "completed", "leased", "pending", "archived", "aborted", "expired")
         if uid is None:
             return
         old = self.model.rows[uid]
-        again = group(uid, "a", version=self.version(age), priority=priority)
+        again = group(uid, "a", version=self.version(age), priority=priority, status=status)
         with pytest.raises(rdb.DuplicateGroupError):
             self.run(self.buffer.put(again))
         assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
@@ -147,8 +150,9 @@ class Machine(RuleBasedStateMachine):
                 self.run(self.buffer.put(again, on_duplicate="replace"))
         elif ids := self._put([again], on_duplicate=how):
             self.model.release(uid)
-            assert (ids == [old.id]) == (how == "replace")
-            if how == "replace":
+            is_renewed = how == "renew" or old.status == "archived"
+            assert (ids == [old.id]) == (not is_renewed)
+            if not is_renewed and status == "aborted":
                 self.model.rows[uid].attempts = old.attempts
 
     @rule(

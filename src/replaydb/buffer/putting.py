@@ -95,8 +95,10 @@ class Putting(BufferCore):
 
                 - "error" (default): raise `DuplicateGroupError`.
                 - "ignore": keep the stored group. It is not evicted for the other groups.
-                - "replace": overwrite the stored group. Its id, age and attempts stay. A consumed
-                  group (archived, but not by an eviction) is not replaced.
+                - "replace": overwrite the stored group. Its id and age stay, and if the new one is
+                  not completed, its attempts. A consumed group (archived, but not by an eviction)
+                  is not replaced. If the stored group was evicted, or the new one could be removed
+                  at once because of the age of the stored one, this is "renew".
                 - "renew": delete the stored group and store the new one under a new id, in one
                   transaction.
             priority: Sampling priority instead of the groups' own: a number for all groups, or
@@ -227,7 +229,8 @@ class Putting(BufferCore):
                 for example after a lost connection: the repeated call then raises
                 `DuplicateEpisodeError` instead of adding the episode twice. Default: the next free
                 position.
-            timeout: Seconds to wait for capacity. None (default) waits indefinitely.
+            timeout: Seconds to wait for capacity that leased groups use. None (default) waits
+                indefinitely.
 
         Returns:
             Status of the group now: `pending`, `completed`, or `expired` if the completed group is

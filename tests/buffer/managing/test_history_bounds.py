@@ -84,6 +84,48 @@ async def test_old_groups_are_deleted_in_every_task(store: Store, clock: Clock) 
     assert await archived(buffer) == []
 
 
+@pytest.mark.parametrize("keep", [Keep(seconds=100), Keep(count=1)])
+async def test_a_call_does_not_delete_what_it_reports_as_stored(
+    store: Store, clock: Clock, keep: Keep
+) -> None:
+    buffer = await store.buffer("math")
+    ids = await buffer.put([group(f"{i}", status="archived") for i in range(3)])
+    await buffer.update_settings(keep_archived=keep)
+    clock.jump(101)
+    await buffer.put([group("0"), group("new")], on_duplicate="ignore", cursor={"at": 1})
+    beyond = [] if keep.seconds else ["2"]
+    assert await archived(buffer) == ["0", *beyond]
+    if keep.seconds:
+        assert await buffer.update(ids[:1], tags={"seen": True}) == 1
+        assert (await buffer.find(ids[:1]))[0].tags == {"seen": True}
+    await buffer.put(group("next"))
+    assert await archived(buffer) == beyond
+
+
+async def test_reported_groups_do_not_hold_up_the_others(store: Store, clock: Clock) -> None:
+    """As many as a call reads are reported, again and again, and others are archived."""
+    buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
+    known = [group(f"{i}", status="archived") for i in range(2 * history.EXTRA_GROUPS)]
+    await buffer.put(known)
+    for turn in range(3):
+        clock.jump(101)
+        more = [group(f"{turn}-{i}", status="archived") for i in range(4)]
+        await buffer.put([*known, *more], on_duplicate="ignore")
+    assert await buffer.count(statuses="archived") == len(known) + 4
+
+
+async def test_a_batch_that_is_archived_at_once_is_delivered(store: Store, clock: Clock) -> None:
+    buffer = await store.buffer("math", keep_archived=Keep(seconds=100), max_times_sampled=1)
+    expected = groups(3)
+    await buffer.put(expected)
+    clock.jump(101)
+    batch = await buffer.sample(2, rdb.Fifo())
+    async with buffer.lease(1, ttl=60) as lease:
+        read = [*batch, *lease.batch]
+    assert [one.episodes for one in read] == [one.episodes for one in expected]
+    assert await buffer.count() == 0
+
+
 async def test_a_time_that_cannot_be_read_is_not_compared(sqlite_url: str, clock: Clock) -> None:
     """PostgreSQL cannot store such a time."""
     async with Store.open(sqlite_url) as store:

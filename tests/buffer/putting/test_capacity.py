@@ -264,6 +264,17 @@ async def test_a_put_into_a_full_buffer_is_atomic(store: Store, url: str) -> Non
     await lease.nack()
 
 
+async def test_groups_that_cannot_be_drawn_never_wait(store: Store, url: str) -> None:
+    """Even if leased groups exceed a capacity that was lowered."""
+    buffer = await store.buffer("math")
+    await buffer.put(groups(3))
+    lease = await buffer.lease(2, ttl=100)
+    await buffer.update_settings(capacity=Capacity(groups=1))
+    await buffer.put(group("bad", status="failed"), timeout=0)
+    assert (await statuses(url))["bad"] == "archived"
+    await lease.ack()
+
+
 async def test_replacing_needs_no_capacity(store: Store, url: str) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))

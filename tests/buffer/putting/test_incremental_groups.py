@@ -13,7 +13,7 @@ from replaydb import Buffer, Capacity, Store
 from replaydb.database.records import to_episode_record
 from replaydb.episodes.flat import flatten
 from support.clock import Clock
-from support.engines import postgresql_nightly
+from support.engines import in_turn, postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import check_invariants, group_row, statuses
 
@@ -211,6 +211,46 @@ async def test_capacity_counts_pending_groups(store: Store, url: str, kind: str)
     await lease.ack()
     assert await waiting == "pending"
     assert (await group_row(url, 4))["num_tokens"] == 80
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "kind", "where"),
+    in_turn(
+        (kind, where)
+        for where in ("capacity", "task_capacity")
+        for kind in ("groups", "tokens", "bytes")
+    ),
+)
+async def test_open_groups_that_exceed_a_lowered_capacity(
+    store: Store, url: str, kind: str, where: Any
+) -> None:
+    """They can be completed. The next put evicts them."""
+    buffer = await store.buffer("math")
+    for uid in "ab":
+        await buffer.open_group("gsm8k", uid, 2)
+        await buffer.add_episode(uid, long_group(uid, 18).episodes[0])
+    open_groups = await buffer.find()
+    used = 2 if kind == "groups" else sum(getattr(one, f"num_{kind}") for one in open_groups)
+    lowered: Any = {where: Capacity(**{kind: used - 1})}
+    await buffer.update_settings(**lowered)
+    for uid in "ab":
+        last = long_group(uid, 18).episodes[0]
+        assert await buffer.add_episode(uid, last, timeout=0) == "completed"
+    await buffer.put(group("new"), timeout=0)
+    found = await statuses(url)
+    assert {uid for uid in found if found[uid] != "archived"} == {"new"}
+    await check_invariants(url)
+
+
+async def test_episodes_add_no_groups(store: Store) -> None:
+    """So they do not wait for leased groups if only the number of groups is limited."""
+    buffer = await store.buffer("math")
+    await buffer.put(groups(2))
+    await buffer.open_group("gsm8k", "open", 1)
+    lease = await buffer.lease(2, ttl=60)
+    await buffer.update_settings(capacity=Capacity(groups=1))
+    assert await buffer.add_episode("open", episode(), timeout=0) == "completed"
+    await lease.ack()
 
 
 async def test_deleting_pending_groups(buffer: Buffer) -> None:

@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import select
 
 import replaydb as rdb
-from replaydb import Buffer, Capacity, Store, analysis
+from replaydb import Buffer, Capacity, Keep, Store, analysis
 from replaydb.database.schema import episode, payload
 from replaydb.database.views import prompt_overview, training_history
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import in_turn
 from support.groups import group, groups
 from support.invariants import check_invariants, group_rows, number_of, statuses
 
@@ -86,7 +87,9 @@ async def test_other_puts_of_the_transaction_are_stored(store: Store, url: str) 
     await check_invariants(url)
 
 
-async def test_an_evicted_group_is_replaced(store: Store, url: str, clock: Clock) -> None:
+async def test_an_evicted_group_is_stored_as_a_new_one(
+    store: Store, url: str, clock: Clock
+) -> None:
     """Whatever users wrote into `status_reason`, and although it was drawn before."""
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
@@ -94,19 +97,22 @@ async def test_an_evicted_group_is_replaced(store: Store, url: str, clock: Clock
     await buffer.put([group("x"), group("y")])
     await buffer.update(uids=["gsm8k-0"], reason="acked")
     assert (await statuses(url))["gsm8k-0"] == "archived"
-    assert await buffer.put(group("gsm8k-0"), on_duplicate="replace") == [1]
+    assert await buffer.put(group("gsm8k-0"), on_duplicate="replace") == [5]
+    await buffer.put(group("z"))  # evicts the oldest, which is `y`
     assert (await statuses(url))["gsm8k-0"] == "completed"
 
     await buffer.update_settings(capacity=None, time_to_live=10)
     clock.jump(11)
-    await buffer.put(group("z"))
-    assert await buffer.put(group("x"), on_duplicate="replace") == [3]
+    await buffer.put(group("v"))
+    assert await buffer.put(group("x"), on_duplicate="replace") == [8]
+    metrics = await buffer.metrics()
+    assert (metrics["gen/groups"], metrics["gen/replaced"]) == (8, 0)
     await buffer.update_settings(
         time_to_live=None, capacity=Capacity(groups=2), eviction="lowest_priority"
     )
     (refused,) = await buffer.put(group("low", priority=0.5))
     assert (await statuses(url))["low"] == "archived"
-    assert await buffer.put(group("low", priority=5.0), on_duplicate="replace") == [refused]
+    assert await buffer.put(group("low", priority=5.0), on_duplicate="replace") == [refused + 1]
     assert (await statuses(url))["low"] == "completed"
     await check_invariants(url)
 
@@ -123,6 +129,93 @@ async def test_a_group_is_consumed_after_it_was_evicted(store: Store, url: str) 
         await buffer.put(group("gsm8k-0"), on_duplicate="replace")
     await buffer.update(uids=["gsm8k-0"], status="completed")
     await buffer.put(group("gsm8k-0"), on_duplicate="replace")  # it was made drawable on purpose
+    await check_invariants(url)
+
+
+async def test_a_group_that_is_evicted_for_another_put_of_the_transaction(store: Store) -> None:
+    buffer = await store.buffer("math", capacity=Capacity(groups=2))
+    await buffer.put(groups(2))
+    puts = [buffer.put(group("x")), buffer.put(group("gsm8k-0"), on_duplicate="replace")]
+    assert await asyncio.gather(*puts) == [[3], [4]]
+    assert [one.id for one in await buffer.find(statuses="completed")] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "on_evict", "state"),
+    in_turn(
+        (how, state) for how in ("archive", "delete") for state in ("evicted", "leased", "open")
+    ),
+)
+async def test_new_content_is_not_removed_because_of_the_age_of_the_old(
+    store: Store, url: str, clock: Clock, on_evict: Any, state: str
+) -> None:
+    buffer = await store.buffer("math", time_to_live=100, on_evict=on_evict)
+    if state == "open":
+        await buffer.open_group("gsm8k", "cut", 1)
+    else:
+        await buffer.put(group("cut", status="aborted"))
+    await buffer.put(group("other"))
+    statuses_of = {"leased": "aborted", "open": "pending"}
+    lease = None
+    if state in statuses_of:
+        lease = await buffer.lease(1, statuses=statuses_of[state], ttl=1000)
+    clock.jump(101)
+    (new,) = await buffer.put(group("cut", rewards=[9.0]), on_duplicate="replace")
+    assert new > 2
+    if lease is not None:
+        await lease.ack()
+    for seconds, expected in ((0, "completed"), (99, "completed"), (2, "archived")):
+        clock.jump(seconds)
+        await buffer.put(group())
+        found = (await statuses(url)).get("cut", "archived")
+        assert found == expected
+    await check_invariants(url)
+
+
+async def test_a_younger_group_keeps_its_age(buffer: Buffer, url: str, clock: Clock) -> None:
+    await buffer.update_settings(time_to_live=100)
+    (old,) = await buffer.put(group("a"))
+    clock.jump(99)
+    assert await buffer.put(group("a"), on_duplicate="replace") == [old]
+    clock.jump(2)
+    await buffer.put(group("b"))
+    assert (await statuses(url))["a"] == "archived"
+
+
+@pytest.mark.parametrize("keep", [Keep(seconds=100), Keep(count=1)])
+async def test_content_that_is_put_into_the_archive(
+    store: Store, clock: Clock, keep: Keep, url: str
+) -> None:
+    buffer = await store.buffer("math", keep_archived=keep)
+    await buffer.put(group("a"))
+    clock.jump(101)
+    await buffer.put(group("b", status="archived"))
+    (new,) = await buffer.put(group("a", status="archived"), on_duplicate="replace")
+    await buffer.put(group("c"))
+    kept = {one.group_uid: one.id for one in await buffer.find(statuses="archived")}
+    assert kept.pop("a") == new == 3
+    assert set(kept) == ({"b"} if keep.seconds else set())
+    await check_invariants(url)
+
+
+@pytest.mark.parametrize(("status", "attempts"), [("completed", 0), ("aborted", 2)])
+async def test_the_reason_and_the_attempts_of_a_failed_group(
+    store: Store, url: str, status: str, attempts: int
+) -> None:
+    """Completed content starts without attempts, as by an update or its last episode."""
+    buffer = await store.buffer("math", max_attempts=2)
+    await buffer.put(group("a"))
+    for _ in range(2):
+        await (await buffer.lease(1, ttl=60)).nack(reason="broken")
+    (failed,) = await buffer.find()
+    assert (failed.status, failed.attempts) == ("failed", 2)
+    await buffer.put(group("a", status=status), on_duplicate="replace")
+    (now,) = await buffer.find()
+    shown = (now.id, now.status, now.attempts, now.status_reason)
+    assert shown == (failed.id, status, attempts, None)
+    if status == "completed":
+        await (await buffer.lease(1, ttl=60)).nack()
+        assert (await statuses(url))["a"] == "completed"
     await check_invariants(url)
 
 

@@ -87,7 +87,7 @@ def free_space(
 
     Raises:
         InvalidInputError: The new groups would not fit into an empty buffer.
-        BufferFullError: Too many of the stored groups are leased or pending.
+        BufferFullError: Too many of the stored groups are leased or pending: see `_must_wait`.
     """
     for task_states, limit, where in _limits(buffer, incoming):
         sizes = [incoming[task.task_name] for task in task_states if task.task_name in incoming]
@@ -137,6 +137,14 @@ def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
             raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
 
 
+def is_old(buffer: LockedBuffer, row: Any) -> bool:
+    """Return whether a group is older than `time_to_live`, as far as its age can be read."""
+    seconds = buffer.settings.time_to_live
+    if seconds is None or isinstance(row.created_at, Damaged):
+        return False
+    return bool(row.created_at < buffer.now - timedelta(seconds=seconds))
+
+
 def evict_old(buffer: LockedBuffer, most: int) -> bool:
     """Evict about `most` groups of locked tasks that are older than `time_to_live`.
 
@@ -145,18 +153,17 @@ def evict_old(buffer: LockedBuffer, most: int) -> bool:
     """
     if buffer.settings.time_to_live is None:
         return True
-    cutoff = buffer.now - timedelta(seconds=buffer.settings.time_to_live)
     partitions = _partitions(buffer, buffer.task_states.values(), [*UNSAMPLABLE, *IDLE])
     stay, page, num_evicted = 0, PAGE, 0
     while num_evicted < most:
         rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), page)
-        known = [row for row in rows if not isinstance(row.created_at, Damaged)]
-        old = [row.id for row in known if row.created_at < cutoff]
+        old = [row.id for row in rows if is_old(buffer, row)]
         _evict(buffer, old, "outlived time_to_live")
         num_evicted += len(old)
         # Ids are in order of age, except for groups put while a clock was wrong. So the search
         # ends at a page in which no group is old, and none has a time in the future.
-        young = {row.id for row in known if cutoff <= row.created_at <= buffer.now}
+        known = [row for row in rows if not isinstance(row.created_at, Damaged)]
+        young = {row.id for row in known if row.created_at <= buffer.now} - set(old)
         if len(rows) < page or all(row.id in young for row in rows[stay:]):
             return True
         stay = len(rows) - len(old)
@@ -229,9 +236,11 @@ def _fit(
     refused = False
     while excess := _total(task_states, incoming).over(limit):
         victims = _victims(buffer, task_states, excess, protected)
-        if not victims and protected:
-            _check_fits_with(buffer, task_states, incoming, limit, where, protected)
         if not victims:
+            if not _must_wait(task_states, incoming, excess):
+                break
+            if protected:
+                _check_fits_with(buffer, task_states, incoming, limit, where, protected)
             raise full
         losers = rivals.intersection(victims)
         old = [group_id for group_id in victims if group_id not in losers]
@@ -240,6 +249,18 @@ def _fit(
         refused = refused or bool(losers)
     if refused and not _has_idle(buffer, task_states):
         raise full  # the groups that remain can not be evicted, so they are not better
+
+
+def _must_wait(task_states: Sequence[TaskState], incoming: Size, excess: Size) -> bool:
+    """Return whether something must wait because leased and pending groups leave no space for it.
+
+    An episode adds no group. It waits for the tokens and bytes of leased groups, but not for those
+    of pending groups, which might all wait for each other.
+    """
+    if incoming.groups or not incoming:
+        return bool(incoming)
+    is_leased = any(task.num_leased for task in task_states)
+    return is_leased and (excess.tokens > 0 or excess.bytes > 0)
 
 
 def _check_fits_with(

@@ -61,9 +61,9 @@ def _trim_archived_by_count(
     for name, task in buffer.task_states.items():
         passed = task.num_inserted // period - before[name].num_inserted // period
         if passed > 0:
-            most = EXTRA_GROUPS + 2 * passed * period
+            most = EXTRA_GROUPS + 2 * passed * period + len(buffer.kept)
             rows = execute(buffer.connection, select_archived_beyond(buffer.id, name, count, most))
-            transitions.erase(buffer, [row.id for row in rows])
+            _erase(buffer, [row.id for row in rows])
 
 
 def _trim_archived_by_age(
@@ -73,9 +73,14 @@ def _trim_archived_by_age(
     names = list(buffer.task_states)
     for name in random.sample(names, min(TASKS, len(names))):
         added = buffer.task_states[name].num_inserted - before[name].num_inserted
-        most = EXTRA_GROUPS + 2 * added
+        most = EXTRA_GROUPS + 2 * added + len(buffer.kept)
         rows = execute(buffer.connection, select_archived(buffer.id, name, most))
-        transitions.erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)))
+        _erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)))
+
+
+def _erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
+    """Delete archived groups, except those that the call reports as stored."""
+    transitions.erase(buffer, [group_id for group_id in ids if group_id not in buffer.kept])
 
 
 def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskState], keep: Keep) -> None:

@@ -85,6 +85,8 @@ class LockedBuffer:
         row: Current row of the buffer.
         task_states: Locked tasks, by name.
         erased: Ids of groups that were deleted to free space or because of their age.
+        evicted: Ids of groups that were archived for these reasons.
+        kept: Ids of groups that a call reports as stored, so retention does not delete them yet.
         shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
         messages: Log messages of this transaction, as level and text.
@@ -103,6 +105,8 @@ class LockedBuffer:
         self.row = row
         self.task_states = task_states
         self.erased: dict[int, None] = {}
+        self.evicted: dict[int, None] = {}
+        self.kept: dict[int, None] = {}
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
         self.messages: list[tuple[int, str]] = []

@@ -187,14 +187,19 @@ class _Session:
             if record.uid in self.stored
             and self.stored[record.uid].id not in self.buffer.erased  # for a put before this one
         }
+        self.buffer.kept |= dict.fromkeys(row.id for row in known.values())
         if known and put.on_duplicate == "error":
             raise DuplicateGroupError(list(known))
         consumed = [uid for uid, row in known.items() if row.is_consumed]
         if consumed and put.on_duplicate == "replace":
             raise ConsumedGroupError(consumed)
-        kept = {} if put.on_duplicate == "renew" else known
+        renewed = {
+            record.uid: known.pop(record.uid)
+            for record in put.records
+            if record.uid in known and self._renews(put, record, known[record.uid])
+        }
         ids = {
-            record.uid: kept[record.uid].id if record.uid in kept else self.new[record.uid]
+            record.uid: known[record.uid].id if record.uid in known else self.new[record.uid]
             for record in put.records
         }
         accepted = [
@@ -205,12 +210,12 @@ class _Session:
         if accepted and self.buffer.settings.is_limited:
             self.highest.clear()  # the put before may have evicted groups
             with self.buffer.savepoint():
-                rows, rivals = self._count(put, accepted, known, ids)
+                rows, rivals = self._count(put, accepted, known, renewed, ids)
                 self._add_keys(rows)
                 self._write(rows)  # what is in can be a victim: of the next put, or at once
                 capacity.evict_excess(self.buffer, rivals)
         elif accepted:
-            rows, _ = self._count(put, accepted, known, ids)
+            rows, _ = self._count(put, accepted, known, renewed, ids)
             self.rows += rows
         self.accepted += accepted
         self.buffer.cursors |= put.cursors
@@ -228,6 +233,19 @@ class _Session:
         if ids:
             for delete in (delete_payloads, delete_episodes, delete_transcripts):
                 postpone(self.buffer.connection, delete(ids))
+
+    def _renews(self, put: Put, record: GroupRecord, row: Any) -> bool:
+        """Return whether a stored group, given by its row, gets a new id when it is overwritten.
+
+        Under the old id, new content would be removed because of the age of the old.
+        """
+        if put.on_duplicate != "replace":
+            return put.on_duplicate == "renew"
+        if row.is_evicted or row.id in self.buffer.evicted:
+            return True
+        if record.facts["group_status"] == GroupStatus.ARCHIVED:
+            return self.buffer.settings.keep_archived is not None
+        return capacity.is_old(self.buffer, row)
 
     def _add_keys(self, rows: Sequence[dict[str, Any]]) -> None:
         """Give new keys to rows of groups."""
@@ -254,6 +272,7 @@ class _Session:
         put: Put,
         accepted: Sequence[GroupRecord],
         known: Mapping[str, Any],
+        renewed: Mapping[str, Any],
         ids: Mapping[str, int],
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """Check a put against the limits, free space for it, and count it.
@@ -261,7 +280,8 @@ class _Session:
         Args:
             put: The put.
             accepted: Its groups that are to be stored.
-            known: Columns of its groups that are stored already, by uid.
+            known: Columns of its groups that are stored already and keep their ids, by uid.
+            renewed: Columns of those that get new ids, by uid.
             ids: Ids of all of its groups, by uid.
 
         Returns:
@@ -273,8 +293,7 @@ class _Session:
             if record.facts["priority"] is None
         }
         replaced = known if put.on_duplicate == "replace" else {}
-        if put.on_duplicate == "renew":
-            self._delete(known)
+        self._delete(renewed)
         num_new = len(accepted) - len(replaced)
         limits.check_put(self.buffer, num_new)
         self._delete(replaced)
@@ -292,7 +311,11 @@ class _Session:
         others = [record for record in accepted if record.uid not in self.written]
         _insert_children(self.buffer.connection, others, ids)
         self.buffer.row.limited_inserts += num_new
-        kept = {row.id: _kept(row) for row in replaced.values()}
+        kept = {
+            ids[record.uid]: _kept(replaced[record.uid], record)
+            for record in accepted
+            if record.uid in replaced
+        }
         rows = [
             row | kept.get(row["id"], {"times_replaced": 0})
             for row in self._group_rows(accepted, put.of_run, ids, highest)
@@ -406,10 +429,12 @@ def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
     return [select_first(Partition(buffer_id, task_name, one.value), order, 1) for one in statuses]
 
 
-def _kept(row: Any) -> dict[str, Any]:
+def _kept(row: Any, record: GroupRecord) -> dict[str, Any]:
     """Return the columns that a group keeps when its content is replaced."""
     kept = row._asdict()
-    del kept["is_consumed"]
+    del kept["is_consumed"], kept["is_evicted"]
+    if record.is_completed:
+        del kept["attempts"]  # as if it was completed by its last episode, or by an update
     return {key: value for key, value in kept.items() if not isinstance(value, Damaged)}
 
 

@@ -92,6 +92,8 @@ def archive(
         return
     _leave(buffer, rows, GroupStatus.ARCHIVED)
     ids = [row.id for row in rows]
+    if is_evicted:
+        buffer.evicted |= dict.fromkeys(ids)
     if keep_payload:
         postpone(buffer.connection, archive_groups(ids, reason, buffer.now))
         return

@@ -66,6 +66,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
     if update.statuses is not None:
         rows = [row for row in rows if row.group_status in update.statuses]
     ids = [row.id for row in rows]
+    buffer.kept |= dict.fromkeys(ids)
     if update.priorities is not None:
         named = zip(update.names, update.priorities, strict=True)
         new = {found[name]: priority for name, priority in named if name in found}

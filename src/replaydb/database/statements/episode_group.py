@@ -123,7 +123,10 @@ def select_tags(ids: Any) -> Select[Any]:
 
 @prepared
 def select_kept_on_replace(ids: Any) -> Select[Any]:
-    """Select the columns that groups keep when their content is replaced, and `is_consumed`."""
+    """Select the columns that groups keep when their content is replaced.
+
+    In addition, why they were archived: `is_consumed` or `is_evicted`.
+    """
     is_archived = group.group_status == GroupStatus.ARCHIVED.value
     return select(
         group.id,
@@ -131,6 +134,7 @@ def select_kept_on_replace(ids: Any) -> Select[Any]:
         group.created_at,
         (group.times_replaced + 1).label("times_replaced"),
         (is_archived & ~group.is_evicted).label("is_consumed"),
+        (is_archived & group.is_evicted).label("is_evicted"),
     ).where(among(group.id, ids))
 
 
