@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import String, Text
+from sqlalchemy import String, Text, create_mock_engine
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.schema import metadata
+from replaydb.ui import queries
 from support.groups import group
 from support.proxy import PASS, Fate, Message, Proxy
 
@@ -23,6 +24,7 @@ TEXTS = {
     for column in table.c
     if isinstance(column.type, String | Text)
 } - INTERNAL
+DEPENDENT = re.compile(rf'\b({"|".join(sorted(TEXTS))})\b(?! COLLATE "C")')
 
 
 async def check_order(url: str) -> None:
@@ -71,10 +73,23 @@ async def test_no_order_depends_on_the_locale_of_the_server(proxied_url: str, pr
 
     proxy.rule = rule
     await check_order(proxied_url)
-    names = "|".join(sorted(TEXTS))
-    dependent = re.compile(rf'\b({names})\b(?! COLLATE "C")')
-    assert [clause for clause in found if dependent.search(clause)] == []
+    assert [clause for clause in found if DEPENDENT.search(clause)] == []
     assert len([clause for clause in found if "COLLATE" in clause]) >= 5
+
+
+def test_no_order_of_a_download_depends_on_the_locale_of_the_server() -> None:
+    statements = (
+        queries.select_tasks(None),
+        queries.select_prompt("math", "p", None),
+        queries.select_run_groups(["a"]),
+        queries.select_runs(),
+        queries.select_episodes("math", 1),
+    )
+    dialect = create_mock_engine("postgresql+asyncpg://", lambda *_: None).dialect
+    found = [clause for one in statements for clause in clauses(str(one.compile(dialect=dialect)))]
+    assert len(found) == len(statements)
+    assert [clause for clause in found if DEPENDENT.search(clause)] == []
+    assert sum(clause.count("COLLATE") for clause in found) == 6
 
 
 def clauses(sql: str) -> Iterator[str]:

@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeEngine
 from replaydb import analysis
 from replaydb.database import filters
 from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import total
+from replaydb.database.expressions import bytewise, total
 from replaydb.database.group_columns import col
 from replaydb.database.schema import episode_group, run, transcript
 from replaydb.database.views import (
@@ -62,14 +62,16 @@ def select_tasks(buffer: str | None) -> Select[Any]:
         cast_(column, kinds[column.key]).label(column.key) if column.key in kinds else column
         for column in _tasks
     ]
-    statement = select(*columns).order_by(_tasks.buffer_name, _tasks.task_name).limit(MAX_ROWS)
+    by = (bytewise(_tasks.buffer_name), bytewise(_tasks.task_name))
+    statement = select(*columns).order_by(*by).limit(MAX_ROWS)
     return statement if buffer is None else statement.where(_tasks.buffer_name == buffer)
 
 
 def select_prompt(buffer: str, uid: str, task: str | None) -> Select[Any]:
     """Select the outcomes of a prompt, one row per task."""
     mine = (_prompts.buffer_name == buffer) & (_prompts.prompt_uid == uid)
-    statement = select(*_prompts).where(mine).order_by(_prompts.task_name).limit(MAX_ROWS)
+    by = bytewise(_prompts.task_name)
+    statement = select(*_prompts).where(mine).order_by(by).limit(MAX_ROWS)
     return statement if task is None else statement.where(_prompts.task_name == task)
 
 
@@ -82,10 +84,11 @@ def select_runs() -> Select[Any]:
 
 def select_run_groups(runs: Sequence[str]) -> Select[Any]:
     """Select totals of the stored groups of runs, by buffer, task and oldest policy version."""
-    by = (_view.run_name, _view.buffer_name, _view.task_name, _view.min_policy_version)
+    names = (_view.run_name, _view.buffer_name, _view.task_name)
     return (
         select(
-            *by,
+            *names,
+            _view.min_policy_version,
             func.count().label("num_groups"),
             total(_view.num_episodes, "num_episodes"),
             total(_view.num_tokens, "num_tokens"),
@@ -96,8 +99,8 @@ def select_run_groups(runs: Sequence[str]) -> Select[Any]:
             func.max(_view.created_at, type_=UtcDateTime()).label("last_put_at"),
         )
         .where(_view.run_name.in_(runs))
-        .group_by(*by)
-        .order_by(*by)
+        .group_by(*names, _view.min_policy_version)
+        .order_by(*map(bytewise, names), _view.min_policy_version)
         .limit(MAX_ROWS)
     )
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.column_types import is_json
-from replaydb.database.expressions import among, json_as_stored
+from replaydb.database.expressions import among, bytewise, json_as_stored
 from replaydb.database.schema import (
     buffer,
     draw,
@@ -182,7 +182,11 @@ def prompt_rows() -> Select[Any]:
 def select_prompt_page(
     condition: ColumnElement[bool], buffer_id: int, start: str, end: str
 ) -> Select[Any]:
-    """Select rows of `prompt_overview`: prompts of a buffer after the uid `start`, up to `end`."""
+    """Select rows of `prompt_overview`: prompts of a buffer after the uid `start`, up to `end`.
+
+    Prompts have the order of the index, which is that of the locale of the server: in another one,
+    each window would read all groups.
+    """
     return (
         select_prompts()
         .where(
@@ -191,7 +195,7 @@ def select_prompt_page(
             group.prompt_uid <= end,
             condition,
         )
-        .order_by(group.prompt_uid, group.task_name)
+        .order_by(group.prompt_uid, bytewise(group.task_name))
     )
 
 
