@@ -147,7 +147,7 @@ async def test_a_buffer_is_deleted_with_all_its_data(
 
     for call in (
         theirs.put(group()),
-        theirs.sample(1, timeout=5),
+        theirs.sample(1, timeout=60),
         theirs.peek(1),
         theirs.peek(1, at_least=0),
         theirs.find(),

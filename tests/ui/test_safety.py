@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -268,27 +268,31 @@ async def test_an_unexpected_error_reveals_nothing(
     assert "private" not in caplog.text
 
 
-async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_requests_time_out(pass_time: Callable[[float], None]) -> None:
     """No data, half of the headers, and half of a second request on a kept connection."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(0.4)  # longer than the timeout of the headers
+        pass_time(serving.HEAD_SECONDS)  # an answer can take longer than the headers
+        await asyncio.sleep(0.02)
         await Response("here")(scope, receive, send)
 
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
-    config = uvicorn.Config(answered, lifespan="off", ws="none", log_level="critical")
+    config = uvicorn.Config(
+        answered, lifespan="off", ws="none", log_level="critical", timeout_keep_alive=10**6
+    )
     server = await asyncio.get_running_loop().create_server(
         lambda: serving._Protocol(config, ServerState(), {}), "127.0.0.1", 0
     )
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     half = request[:20]
-    async with server, asyncio.timeout(60):
+    async with server, asyncio.timeout(600):
         for sent, num_responses in ((b"", 0), (half, 0), (request, 1), (request + half, 1)):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(sent)
             for _ in range(num_responses):
                 assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
                 writer.write(half)
+            await asyncio.sleep(0.02)  # until the server has them
+            pass_time(serving.HEAD_SECONDS)
             assert await reader.read() == b""
             writer.close()
 

@@ -215,7 +215,7 @@ async def test_prompts(store: Store) -> None:
     await buffer.advance_policy(2)
     await buffer.sample(1, where=rdb.col.group_uid == "b")
     await buffer.sample(1, where=rdb.col.group_uid == "b")
-    lease = await buffer.lease(1, ttl=9, where=rdb.col.group_uid == "e")
+    lease = await buffer.lease(1, ttl=60, where=rdb.col.group_uid == "e")
     await lease.nack()
     code, one, two = await buffer.prompts()
     assert (code.task_name, code.prompt_uid, code.num_groups) == ("code", "p1", 1)
