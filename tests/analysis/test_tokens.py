@@ -18,8 +18,10 @@ from sqlalchemy import update
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis, escapes
 from replaydb.analysis import decoded as reading
-from replaydb.analysis import episode_rows
-from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema, in_batches
+from replaydb.analysis import decoded_groups
+from replaydb.analysis.decoded_groups import in_batches
+from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_rows import batch_of_episodes
 from replaydb.database.schema import payload
 from replaydb.episodes.arrays import bits, dtype_name
 from replaydb.episodes.flat import flatten
@@ -306,7 +308,7 @@ async def test_batches_are_cut_by_their_bytes(
     await buffer.put(large())
     tables = [{"per": "episode", "extras": {"pixels": "uint8"}}, {"per": "token"}]
     whole = [analysis.tokens(url, **how).to_table() for how in tables]  # type: ignore[arg-type]
-    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(decoded_groups, "BATCH_BYTES", 20_000)
     for how, rows in zip(tables, whole, strict=True):
         found = analysis.tokens(url, **how).to_table()  # type: ignore[arg-type]
         assert str(found.to_pylist()) == str(rows.to_pylist())  # NaN differs from itself
@@ -339,8 +341,8 @@ def test_compressed_payloads_are_cut_by_their_decoded_bytes() -> None:
 async def test_a_value_that_no_column_can_have(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch, field: str, one: Episode | None
 ) -> None:
-    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 1000)
-    monkeypatch.setattr(episode_rows, "MAX_COLUMN_BYTES", 2900)
+    monkeypatch.setattr(decoded_groups, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(decoded_groups, "MAX_COLUMN_BYTES", 2900)
     context: dict[str, Any] = {"prompt": "x" * 3000} if field == "prompt" else {}
     if field == "group_extras":
         context = {"extras": {"image": np.zeros(400)}}

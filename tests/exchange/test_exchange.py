@@ -17,7 +17,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
-from replaydb.analysis import episode_rows
+from replaydb.analysis import decoded_groups
 from replaydb.episodes.flat import flatten
 from replaydb.errors import (
     InvalidInputError,
@@ -314,7 +314,7 @@ async def test_all_rows_of_a_group_are_in_one_file(
     store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
     """Even if its rows are several batches, and the file has reached its size."""
-    monkeypatch.setattr(episode_rows, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(decoded_groups, "BATCH_BYTES", 2000)
     monkeypatch.setattr(exporting, "PART_BYTES", 1)
     buffer = await store.buffer("math")
     await buffer.put(

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
+from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_rows import batch_of_episodes
 from replaydb.episodes import EpisodeGroup
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange import formats, parquet

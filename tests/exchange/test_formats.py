@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replaydb import EpisodeGroup, codec
-from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes, episode_schema
+from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replaydb import EpisodeGroup
-from replaydb.analysis.episode_rows import DecodedGroup
+from replaydb.analysis.decoded_groups import DecodedGroup
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes.flat import FlatEpisodes
 

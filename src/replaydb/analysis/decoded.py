@@ -13,14 +13,9 @@ from sqlalchemy import URL, ColumnElement, Connection
 
 from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
-from replaydb.analysis.episode_rows import (
-    TOKEN_BYTES,
-    DecodedGroup,
-    batch_of_empty,
-    batch_of_episodes,
-    episode_schema,
-    in_batches,
-)
+from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
+from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.analysis.rows import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from replaydb.analysis.episode_rows import extra_fields
+from replaydb.analysis.episode_columns import extra_fields
 from replaydb.errors import InvalidInputError
 
 #: Columns repeated for every token; strings become dictionaries, which store each once.

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.decoded import episode_rows
-from replaydb.analysis.episode_rows import episode_schema
+from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
 from replaydb.database.engines import sqlite_sql  # noqa: F401 - how filters are written

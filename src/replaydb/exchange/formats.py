@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from replaydb import checks
-from replaydb.analysis.episode_rows import episode_schema
+from replaydb.analysis.episode_columns import episode_schema
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
 
