@@ -394,7 +394,8 @@ class OutcomeUnknownError(DatabaseUnavailableError):
 class PayloadsUnavailableError(DatabaseUnavailableError):
     """The payload store (a folder or bucket) cannot be reached or used.
 
-    It is down, refuses the credentials, does not exist, or belongs to another store.
+    It is down, refuses the credentials, does not exist, has no intact marker, or belongs to another
+    store.
 
     Attributes:
         url: Payload location, without secrets.
