@@ -79,8 +79,9 @@ class AckReport:
     Attributes:
         settled: Ids of the groups that this ack acknowledged, in ascending order.
         gone: Ids of the groups that the lease has lost, because another process deleted them or
-            replaced their content. They were not acknowledged, although a trainer may have used
-            them. Groups that their holder replaced itself are not included.
+            replaced their content, in ascending order. They were not acknowledged, although a
+            trainer may have used them. Groups that their holder replaced itself are not included,
+            nor are claimed pending groups that were completed.
     """
 
     settled: tuple[int, ...] = ()
@@ -246,7 +247,7 @@ class LeaseInfo:
             an unknown time and some of its groups are already released.
         group_ids: Ids of the groups still leased, in the order of their draw.
         draw_id: Id of the draw; None if the draw was not recorded or no group is left.
-        step: Trainer step of the draw; None if none was given.
+        step: Trainer step of the draw; None if none was given, or if `draw_id` is None.
     """
 
     id: int

@@ -317,7 +317,7 @@ class Machine(RuleBasedStateMachine):
         if uid is not None:
             row = self.model.rows.pop(uid)
             assert self.run(self.buffer.delete([row.id])) == 1
-            self.model.lose(uid, row)
+            self.model.release(uid)
 
     @rule(
         numbers=st.lists(NUMBER, min_size=1, max_size=3),

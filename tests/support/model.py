@@ -164,14 +164,6 @@ class Model:
         for uid in uids:
             self.rows[uid].claimed = True
 
-    def lose(self, uid: str, row: Row) -> None:
-        """Delete a group. The lease of its draw ends with its last group."""
-        holders = [lease for lease, leased in self.leases.items() if uid in leased]
-        self.release(uid)
-        for lease in holders:
-            if row.status == "leased" and not self.leases[lease]:
-                del self.leases[lease]
-
     def release(self, uid: str) -> None:
         """Remove a group from its lease, if any."""
         if uid in self.rows:

@@ -287,7 +287,7 @@ class Leasing(Drawing):
                 groups and as the reason of their outcome.
 
         Returns:
-            Ids of the released groups. Empty if the lease has no groups any more.
+            Ids of the released groups. Empty if the lease had no groups any more, or had ended.
 
         Raises:
             InvalidInputError: An argument is invalid.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 
@@ -132,13 +134,75 @@ async def test_a_lease_that_lost_all_its_groups(
         async with buffer.lease(2, ttl=60):
             await elsewhere.put(groups(2), on_duplicate="replace")
     assert "groups 1, 2 of lease 1" in caplog.text
-    lease = await buffer.lease(2, ttl=60)
-    await elsewhere.put(group("gsm8k-0"), on_duplicate="renew")
-    await elsewhere.delete([2])
-    with pytest.raises(rdb.LeaseExpiredError):
-        await lease.ack(cursor={"step": 1})
-    assert await buffer.cursor("step") is None
     await check_invariants(url)
+
+
+@pytest.mark.parametrize("order", list(permutations(["delete", "renew", "replace"])))
+@pytest.mark.parametrize("status", ["completed", "pending"])
+async def test_the_order_in_which_groups_are_lost(
+    buffer: Buffer, elsewhere: Buffer, order: Sequence[str], status: str
+) -> None:
+    """No loss ends a lease. A claim that is replaced under its id is complete, and not lost."""
+    if status == "completed":
+        await buffer.put([group(uid) for uid in ("delete", "renew", "replace")])
+    else:
+        for uid in ("delete", "renew", "replace"):
+            await buffer.open_group("gsm8k", uid, 2)
+    lease = await buffer.lease(3, ttl=60, statuses=status, step=7)
+    for change in order:
+        if change == "delete":
+            await elsewhere.delete(uids="delete")
+        else:
+            await elsewhere.put(group(change), on_duplicate=change)  # type: ignore[arg-type]
+    (info,) = await elsewhere.leases()
+    assert (info.id, info.group_ids, info.draw_id, info.step) == (lease.id, (), None, None)
+    await lease.extend()
+    report = await lease.ack(cursor={"step": 1})
+    assert report == AckReport(gone=(1, 2, 3) if status == "completed" else (1, 2))
+    assert await buffer.cursor("step") == 1
+    assert await buffer.leases() == []
+
+
+@pytest.mark.parametrize("change", ["delete", "renew"])
+async def test_the_end_of_a_block_logs_lost_claims(
+    buffer: Buffer, elsewhere: Buffer, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the worker deletes or renews them itself."""
+    for changing in (buffer, elsewhere):
+        uid = await buffer.open_group("gsm8k", "u", 2)
+        with caplog.at_level(logging.WARNING, "replaydb"):
+            async with buffer.lease(1, ttl=60, statuses="pending") as lease:
+                if change == "delete":
+                    await changing.delete(uids="u")
+                else:
+                    await changing.put(group("u"), on_duplicate="renew")
+        assert bool(caplog.records) == (changing is elsewhere)
+        await buffer.delete(uids="u")
+    assert caplog.records[0].getMessage().startswith(f"buffer 'math': groups {uid} of lease ")
+
+
+@pytest.mark.parametrize("settle", ["nack", "reject"])
+async def test_groups_lost_before_the_others_were_released(
+    buffer: Buffer, elsewhere: Buffer, settle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only an ack can report them, so the lease is kept for it."""
+    await buffer.put(groups(2))
+    with caplog.at_level(logging.WARNING, "replaydb"):
+        async with buffer.lease(2, ttl=60) as lease:
+            await elsewhere.delete([1])
+            await getattr(lease, settle)([2], reason="bad")
+    assert f"groups 1 of lease {lease.id} were deleted" in caplog.text
+    assert await buffer.leases() == []
+
+
+async def test_a_lease_without_groups_is_revoked(buffer: Buffer, elsewhere: Buffer) -> None:
+    await buffer.put(group())
+    lease = await buffer.lease(1, ttl=60)
+    await elsewhere.delete(uids=lease.batch[0].group_uid)
+    assert await elsewhere.revoke(lease.id) == []
+    assert await buffer.leases() == []
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.ack()
 
 
 async def test_losses_at_the_same_time(buffer: Buffer, other: Store, url: str) -> None:

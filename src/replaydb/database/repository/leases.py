@@ -163,7 +163,7 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> tuple
     transitions.retire(buffer, done, "acked", keep_payload=keep)
     _return(buffer, [(row, {"attempts": 0}) for row in again])
     has_ended = _delete_if_empty(buffer, lease_id, ids)
-    return AckReport(tuple(_ids(rows)), tuple(lost)), has_ended
+    return AckReport(tuple(_ids(rows)), tuple(sorted(lost))), has_ended
 
 
 def nack(
@@ -177,15 +177,15 @@ def nack(
     """Return leased groups unused; their attempt count is incremented (by `attempts`).
 
     Returns:
-        Whether the lease has ended: it has no other groups.
+        Whether the lease has ended: it has no other groups, and has lost none.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows, _ = _leased(buffer, lease_id, ids)
+    rows, lost = _leased(buffer, lease_id, ids)
     _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
-    return _delete_if_empty(buffer, lease_id, ids)
+    return _delete_if_empty(buffer, lease_id, ids, lost)
 
 
 def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -> None:
@@ -210,16 +210,16 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
     """Filter leased groups out: they are not drawn again.
 
     Returns:
-        Whether the lease has ended: it has no other groups.
+        Whether the lease has ended: it has no other groups, and has lost none.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows, _ = _leased(buffer, lease_id, ids)
+    rows, lost = _leased(buffer, lease_id, ids)
     changes = [(row, {"status_reason": reason}) for row in rows]
     transitions.move(buffer, changes, GroupStatus.FILTERED)
     lineage.settle(buffer, _ids(rows), DrawOutcome.REJECTED, reason)
-    return _delete_if_empty(buffer, lease_id, ids)
+    return _delete_if_empty(buffer, lease_id, ids, lost)
 
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
@@ -328,8 +328,17 @@ def _return(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
             transitions.move(buffer, members, status)
 
 
-def _delete_if_empty(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> bool:
-    """Delete a lease that has lost all groups (`ids` is None), or some, if none is left.
+def _delete_if_empty(
+    buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, lost: Sequence[int] = ()
+) -> bool:
+    """Delete a lease whose groups, or some of them, were settled, if no other is left.
+
+    Args:
+        buffer: The buffer.
+        lease_id: Id of the lease.
+        ids: The groups that were settled; None: all.
+        lost: The groups that it has lost, unless the caller reports them. The lease is then kept,
+            so that an ack can.
 
     Returns:
         Whether it was deleted.
@@ -337,6 +346,8 @@ def _delete_if_empty(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | N
     if ids is None:
         postpone(buffer.connection, delete_lease(lease_id))
         return True
+    if lost:
+        return False
     return bool(execute(buffer.connection, delete_lease_if_empty(lease_id)))
 
 

@@ -293,10 +293,10 @@ class _Session:
             if record.facts["priority"] is None
         }
         replaced = known if put.on_duplicate == "replace" else {}
-        self._delete(renewed)
+        self._delete(renewed, renews=True)
         num_new = len(accepted) - len(replaced)
         limits.check_put(self.buffer, num_new)
-        self._delete(replaced)
+        self._delete(replaced, renews=False)
         usable = [record for record in accepted if self._is_usable(record, put.of_run)]
         rivals = [record for record in usable if self._is_rival(record)]
         for record in rivals:
@@ -324,14 +324,14 @@ class _Session:
             self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
         return rows, [ids[record.uid] for record in rivals]
 
-    def _delete(self, known: Mapping[str, Any]) -> None:
+    def _delete(self, known: Mapping[str, Any], *, renews: bool) -> None:
         """Delete groups that are overwritten."""
         if known:
             if self.highest:  # it may be that of these groups
                 self.flush()
                 self.highest.clear()
             old = selection(self.buffer.id, ids=[row.id for row in known.values()])
-            transitions.replace(self.buffer, old)
+            transitions.replace(self.buffer, old, renews=renews)
 
     def _highest(self, task_name: str) -> float:
         """Return the highest priority of the completed and leased groups of a task, or 1.0."""

@@ -29,7 +29,7 @@ from replaydb.database.statements.episode_group import (
     select_sums,
     update_each_group,
 )
-from replaydb.database.statements.lease import delete_lease_if_empty, select_losses, set_lost
+from replaydb.database.statements.lease import select_losses, set_lost
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks
 from replaydb.database.writes import Write, postpone
@@ -146,44 +146,48 @@ def delete(
 ) -> int:
     """Delete groups and everything that belongs to them. Return the number of groups.
 
-    Draws and leases that had leased some of them record that. Leases without groups are deleted.
+    Draws and leases that had leased some of them record that.
     """
     condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
     sums = execute(buffer.connection, select_sums(condition))
-    leases = _take_from_leases(buffer, sums, condition, reason)
-    num_deleted = _delete(buffer, sums, condition)
-    for lease_id in leases:
-        execute(buffer.connection, delete_lease_if_empty(lease_id))
-    return num_deleted
+    _take_from_leases(buffer, sums, condition, reason, (GroupStatus.LEASED, GroupStatus.PENDING))
+    return _delete(buffer, sums, condition)
 
 
-def replace(buffer: LockedBuffer, condition: ColumnElement[bool]) -> None:
-    """Delete groups that are replaced by a put. Leases stay, since their holder may do the put.
+def replace(buffer: LockedBuffer, condition: ColumnElement[bool], *, renews: bool) -> None:
+    """Delete groups that are replaced by a put: under their ids, unless it `renews` them.
 
-    Draws keep a copy of what they took.
+    Draws keep a copy of what they took. A claimed pending group that is replaced under its id is
+    complete, so its lease does not lose it.
     """
     condition &= of_tasks(buffer.task_states)
     sums = execute(buffer.connection, select_sums(condition))
-    _take_from_leases(buffer, sums, condition, "replaced")
+    lost = (GroupStatus.LEASED, GroupStatus.PENDING) if renews else (GroupStatus.LEASED,)
+    _take_from_leases(buffer, sums, condition, "replaced", lost)
     if any(row.num_drawn for row in sums):
         execute(buffer.connection, keep_drawn(condition))
     _delete(buffer, sums, condition)
 
 
 def _take_from_leases(
-    buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool], reason: str
-) -> Collection[int]:
-    """Record in draws and leases that leased groups are lost. Return the ids of the leases."""
-    if all(row.group_status != GroupStatus.LEASED for row in sums):
-        return ()
-    execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
+    buffer: LockedBuffer,
+    sums: Sequence[Any],
+    condition: ColumnElement[bool],
+    reason: str,
+    statuses: Collection[GroupStatus],
+) -> None:
+    """Record in draws and leases that their groups of some statuses are lost."""
+    found = {row.group_status for row in sums}
+    if GroupStatus.LEASED in found:
+        execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
+    if found.isdisjoint(statuses):
+        return
     lost: dict[int, list[int]] = {}
-    for row in execute(buffer.connection, select_losses(condition)):
+    for row in execute(buffer.connection, select_losses(condition, statuses)):
         lost.setdefault(row.id, list(row.lost_ids or ())).append(row.group_id)
     for lease_id, ids in lost.items():
         if lease_id not in buffer.scope.held:
             execute(buffer.connection, set_lost(lease_id, ids))
-    return lost.keys()
 
 
 def _delete(buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool]) -> int:

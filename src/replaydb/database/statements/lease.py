@@ -165,16 +165,14 @@ def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-def select_losses(condition: ColumnElement[bool]) -> Select[Any]:
-    """Select leased groups that meet a condition, with their leases, which are locked in order.
-
-    Pending groups, which can only be claimed, are not included.
-    """
-    leased = group.group_status == GroupStatus.LEASED.value
+def select_losses(
+    condition: ColumnElement[bool], statuses: Collection[GroupStatus]
+) -> Select[Any]:
+    """Select leased or claimed groups, with their leases, which are locked in order."""
     return (
         select(lease.c.id, lease.c.lost_ids, group.id.label("group_id"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
-        .where(condition, leased)
+        .where(condition, group.group_status.in_([status.value for status in statuses]))
         .order_by(lease.c.id, group.id)
         .with_for_update(of=lease)
     )
