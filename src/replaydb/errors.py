@@ -172,13 +172,14 @@ class ConsumedGroupError(DuplicateGroupError):
 class NotEnoughGroupsError(ReplayDBError):
     """Fewer groups were eligible than requested until the timeout. None was drawn.
 
-    Attributes from `by_status` on describe the other groups of the requested tasks. They are
-    counted after the failure, up to `COUNTED_TO` groups per status, and are empty or 0 if counting
-    failed.
+    Attributes from `by_status` on describe the groups of the requested tasks. They are counted
+    after the failure and the maintenance that was due, up to `COUNTED_TO` groups per status, and
+    are empty or 0 if counting failed. Of the groups with the requested statuses, those that are not
+    counted as excluded below are eligible, or claimed.
 
     Attributes:
         wanted: Number of groups requested.
-        available: Number of eligible groups.
+        available: Number of eligible groups, without those chosen for other parts of the batch.
         task_name: Task whose quota could not be met; None if the request was for a total.
         by_status: Number of groups by `GroupStatus`. `pending` groups may still become eligible;
             `archived` groups were used or evicted.

@@ -532,8 +532,11 @@ async def sample(
         model.maintain(names)
         rows = model.eligible(task, limit)
         n = min(most, len(rows))
-        if n < least or n == 0:
-            raise Refused(rdb.NotEnoughGroupsError if least else None)
+        if n < least:
+            model.maintain(TASKS)
+            raise Refused(rdb.NotEnoughGroupsError, keeps=True)
+        if n == 0:
+            raise Refused(None)
         assert batch is not None
         expected = in_order(rows, policy)
         if expected is None:

@@ -9,6 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from replaydb.database.repository import aging, policy
 from support.clock import Clock
 from support.groups import episode, group, groups
 from support.invariants import statuses
@@ -75,6 +76,39 @@ async def test_a_waiting_call_runs_due_maintenance(store: Store, clock: Clock, u
         await buffer.put(group(status=status))
         clock.jump(1001)  # and nothing else is due
         assert await buffer.wait_until(fewer_than=1, statuses=status, timeout=0)
+
+
+async def test_only_what_a_draw_could_take_counts(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the condition already holds without maintenance."""
+    buffer = await store.buffer("math", time_to_live=100, max_staleness=1)
+    await buffer.put([group("old"), group("filtered", status="filtered")])
+    await buffer.lease(1, ttl=60)
+    completed: dict[str, Any] = {"statuses": "completed", "timeout": 0}
+    assert await buffer.wait_until(fewer_than=1, **completed)
+    clock.jump(61)  # the lease has expired
+    assert not await buffer.wait_until(fewer_than=1, **completed)
+    clock.jump(40)  # both have outlived time_to_live
+    assert not await buffer.wait_until(at_least=1, **completed)
+    assert not await buffer.wait_until(at_least=1, statuses="filtered", timeout=0)
+
+    await buffer.put(group("stale", version=0))
+    monkeypatch.setattr(policy, "AT_ONCE", 0)
+    monkeypatch.setattr(aging, "GROUPS_PER_CALL", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_follow_policy", _nothing)
+        await buffer.advance_policy(2)  # the process ends before the groups are updated
+    assert not await buffer.wait_until(at_least=1, **completed)
+
+    await buffer.open_group("gsm8k", "slow", 1, deadline=60)
+    assert await buffer.admission(1, max_staleness=1, timeout=0) == 1
+    clock.jump(61)
+    assert await buffer.admission(1, max_staleness=1, timeout=0) == 2
+
+
+async def _nothing(*_: object) -> None:
+    pass
 
 
 async def test_admission_runs_due_maintenance(buffer: Buffer, clock: Clock) -> None:

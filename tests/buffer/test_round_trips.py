@@ -90,3 +90,13 @@ async def test_an_ack_that_drops_payloads_deletes_two_kinds_of_rows(
     lease = await leased(buffer)
     # They are deleted in the last statement on PostgreSQL.
     assert await number(store, lease.ack()) == (3 if engine_name == "postgresql" else 8)
+
+
+@pytest.mark.parametrize("ttl", [None, 1000.0])
+async def test_statements_of_calls_that_wait_for_a_number(store: Store, ttl: float | None) -> None:
+    """One reads the buffer, one the names of all tasks, and one counts and finds what is due."""
+    buffer = await store.buffer("math", time_to_live=ttl)
+    await buffer.put([*groups(3), *groups(2, "code")])
+    assert await number(store, buffer.wait_until(at_least=1, timeout=0)) == 3
+    assert await number(store, buffer.wait_until(at_least=1, tasks="code", timeout=0)) == 2
+    assert await number(store, buffer.admission(9, max_staleness=0, timeout=0)) == 2

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, select
 
 from replaydb import checks
 from replaydb.buffer.waiting import Explain, Waiter
@@ -226,6 +226,21 @@ class BufferCore:
                 raise
             num_steps += 1
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+        self._database.signal.announce()
+
+    def _is_maintenance_due(self, connection: Connection) -> bool:
+        now = self._database.backend.now(connection)
+        [(due,)] = execute(connection, select(maintenance.is_due(self._row, now)))
+        return bool(due)
+
+    async def _run_due_maintenance(self, end: float | None) -> None:
+        """Do all maintenance that is due, as a draw from all tasks does first, and commit it."""
+
+        def work(connection: Connection, scope: Scope) -> None:
+            with tasks_locked(connection, scope, None) as buffer:
+                aging.check_expired(buffer)
+
+        await self._write(work, end)
         self._database.signal.announce()
 
     async def _expire(self, end: float) -> None:

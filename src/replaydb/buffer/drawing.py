@@ -26,7 +26,6 @@ from replaydb.database.repository import (
     groups,
     leases,
     lineage,
-    maintenance,
     preview,
     shortage,
 )
@@ -51,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 #: Statuses that a group keeps if its payload turns out to be damaged.
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
-#: Time limit in seconds for counting why there were too few groups.
+#: Time limit in seconds for counting why there were too few groups, and for maintenance before.
 EXPLAIN_SECONDS = 2.0
 #: If a draw takes longer to find its groups under the locks, draws with such filters evaluate them
 #: before the locks. If that does not help, or finds too many groups, they do not.
@@ -72,7 +71,8 @@ class Drawing(BufferCore):
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
         if not request.quotas:
             return Result.nothing()
-        async with self._waiter(timeout, partial(self._explain, request)) as waiter:
+        explain = partial(self._explain, request, is_draw=True)
+        async with self._waiter(timeout, explain) as waiter:
             while True:
                 try:
                     return await self._draw_now(request, waiter.end)
@@ -100,12 +100,7 @@ class Drawing(BufferCore):
         if (await self._evaluated(request, end)).may_suffice:
             return True
         # Groups of an expired lease, or with a passed deadline, become candidates by maintenance.
-        return await self._read(
-            lambda connection: maintenance.is_due(
-                connection, self._row, self._database.backend.now(connection)
-            ),
-            end,
-        )
+        return await self._read(self._is_maintenance_due, end)
 
     async def _evaluated(self, request: DrawRequest, end: float | None) -> DrawRequest:
         """Return the request, with candidates if it was slow to find them under the locks.
@@ -142,12 +137,21 @@ class Drawing(BufferCore):
             self._slow_filters.clear()
         self._slow_filters[shape] = is_slow, time.monotonic() + DECISION_SECONDS
 
-    async def _explain(self, request: DrawRequest, error: ReplayDBError) -> None:
-        """Add to an error which groups exist instead of those requested."""
+    async def _explain(
+        self, request: DrawRequest, error: ReplayDBError, *, is_draw: bool = False
+    ) -> None:
+        """Add to an error which groups exist instead of those requested.
+
+        A draw that fails rolls back the maintenance that it began with. It is done again, so that
+        the counts are those that the draw found, and stays done.
+        """
         if not isinstance(error, NotEnoughGroupsError):
             return
         # If counting fails, the error keeps its short message.
         with suppress(DatabaseError, StoreClosedError):
+            end = end_in(EXPLAIN_SECONDS)
+            if is_draw and await self._database.read(self._is_maintenance_due, end=end):
+                await self._run_due_maintenance(end)
             await self._database.read(
                 lambda connection: shortage.explain(connection, self.id, request, error),
                 end=end_in(EXPLAIN_SECONDS),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, Select, select
 
 from replaydb import checks
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.requests import eligible
 from replaydb.database import filters
+from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers, groups, maintenance
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.locked import Scope
-from replaydb.database.repository.locking import tasks_locked
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, RateLimitedError
 
@@ -34,8 +33,8 @@ class Pacing(BufferCore):
     ) -> bool:
         """Wait until there are fewer groups than a number, or at least a number.
 
-        If it has to wait, expired leases are released first, and deadlines and `time_to_live` take
-        effect, as in a put or a draw. Otherwise it only counts.
+        First, as in a draw, expired leases are released, and deadlines, `time_to_live` and
+        `max_staleness` take effect (not in a read-only store).
         Nothing is reserved: concurrent callers get the same answer.
 
         Args:
@@ -63,8 +62,8 @@ class Pacing(BufferCore):
         condition = filters.all_of(eligible(where, None, runs).values())
         most = fewer or least or 0
 
-        def count(connection: Connection, row: BufferRow) -> int:
-            return groups.count_up_to(connection, row, names, several, condition, most)
+        def count(connection: Connection, row: BufferRow) -> Select[int]:
+            return groups.select_number(connection, row, names, several, condition, most)
 
         found = await self._number(
             count,
@@ -123,8 +122,8 @@ class Pacing(BufferCore):
         names = checks.names("tasks", tasks)
         putters = checks.names("runs", runs)
 
-        def ahead(connection: Connection, row: BufferRow) -> int:
-            return groups.count_in_flight(connection, row, names, putters, stalest)
+        def ahead(_connection: Connection, row: BufferRow) -> Select[int]:
+            return groups.select_number_in_flight(row, names, putters, stalest)
 
         found = await self._number(
             ahead,
@@ -136,15 +135,15 @@ class Pacing(BufferCore):
 
     async def _number(
         self,
-        read: Callable[[Connection, BufferRow], int],
+        count: Callable[[Connection, BufferRow], Select[int]],
         accepts: Callable[[int], bool],
         reason: str,
         timeout: float | None,
     ) -> int | None:
-        """Read a number until it is accepted; return None if `timeout` ends first.
+        """Count groups until the number is accepted; return None if `timeout` ends first.
 
         Args:
-            read: Function that reads the number.
+            count: Function that returns the statement that counts.
             accepts: Function that returns whether the number is accepted.
             reason: Message for a number that is not accepted, with a placeholder for it.
             timeout: Seconds to wait.
@@ -152,23 +151,17 @@ class Pacing(BufferCore):
 
         def work(connection: Connection) -> tuple[int, bool]:
             row = buffers.state(connection, self.id, self.name)
-            number = read(connection, row)
-            if accepts(number):
-                return number, False
             now = row.time(self._database.backend, connection)
-            return number, maintenance.is_due(connection, row, now)
-
-        def maintain(connection: Connection, scope: Scope) -> None:
-            with tasks_locked(connection, scope, None):
-                pass  # locking runs the maintenance that is due
+            number = count(connection, row).scalar_subquery()
+            [found] = execute(connection, select(number, maintenance.is_due(row, now)))
+            return tuple(found)
 
         try:
             async with self._waiter(timeout) as waiter:
                 while True:
                     number, due = await self._database.read(work, end=waiter.end)
                     if due and not self._database.backend.read_only:
-                        await self._write(maintain, waiter.end)
-                        self._database.signal.announce()
+                        await self._run_due_maintenance(waiter.end)
                         number, _due = await self._database.read(work, end=waiter.end)
                     if accepts(number):
                         return number

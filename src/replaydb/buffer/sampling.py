@@ -122,7 +122,8 @@ class Sampling(Drawing):
     ) -> Batch:
         """Return groups that `sample` could draw, without drawing them. Writes nothing.
 
-        Nothing is counted or recorded, no rate limit applies, and later draws are not affected.
+        Nothing is counted or recorded, no rate limit applies, and later draws are not affected. Nor
+        are expired leases released, or groups removed that have outlived `time_to_live`.
         Random strategies choose independently in every call. They read the metadata of every
         eligible group, so the cost grows with the number of groups.
 

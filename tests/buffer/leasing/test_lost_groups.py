@@ -171,7 +171,7 @@ async def test_the_end_of_a_block_logs_lost_claims(
     for changing in (buffer, elsewhere):
         uid = await buffer.open_group("gsm8k", "u", 2)
         with caplog.at_level(logging.WARNING, "replaydb"):
-            async with buffer.lease(1, ttl=60, statuses="pending") as lease:
+            async with buffer.lease(1, ttl=60, statuses="pending"):
                 if change == "delete":
                     await changing.delete(uids="u")
                 else:

@@ -8,7 +8,9 @@ from sqlalchemy.engine import Engine
 
 import replaydb as rdb
 from replaydb import Buffer, NotEnoughGroupsError, Store
+from support.clock import Clock
 from support.groups import group, groups
+from support.invariants import statuses
 
 
 async def refused(buffer: Buffer, *args: object, **options: object) -> NotEnoughGroupsError:
@@ -52,6 +54,29 @@ async def test_other_groups_are_counted(store: Store, url: str) -> None:
     assert error.filtered_out == error.by_status["completed"] == 9
     await first.nack()
     await second.nack()
+
+
+@pytest.mark.parametrize("call", ["sample", "lease"])
+async def test_due_maintenance_is_counted(
+    store: Store, clock: Clock, url: str, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draw that fails rolls it back, so it is done again, once."""
+    buffer = await store.buffer("math", time_to_live=100, max_attempts=2)
+    await buffer.put(groups(3, version=0))
+    clock.jump(50)
+    await buffer.put(groups(4, "code", version=0))
+    await buffer.lease(2, ttl=30, owner="crashed", tasks="code")
+    await buffer.open_group("gsm8k", "late", 2, deadline=30)
+    clock.jump(51)
+    for _ in range(2):
+        with pytest.raises(NotEnoughGroupsError) as caught:
+            await (buffer.sample(9) if call == "sample" else buffer.lease(9, ttl=60))
+        error = caught.value
+        assert (error.wanted, error.available, error.leased_by) == (9, 4, {})
+        assert error.by_status == {"completed": 4, "failed": 1, "archived": 3}
+    expired = [one for one in caplog.messages if "expired, 2 groups released" in one]
+    assert len(expired) == 1
+    assert list((await statuses(url)).values()) == ["archived"] * 3 + ["completed"] * 4 + ["failed"]
 
 
 async def test_an_empty_buffer(buffer: Buffer) -> None:

@@ -20,6 +20,7 @@ from replaydb.database.engines.postgresql_sequences import identify_groups
 from replaydb.database.filters import at_most_stale, checked
 from replaydb.database.prepared import Bound
 from replaydb.database.repository import tasks
+from replaydb.database.repository.capacity import EVICTABLE
 from replaydb.database.schema import (
     IDLE,
     buffer,
@@ -127,6 +128,7 @@ from replaydb.database.statements.tag import (
     select_tagged,
 )
 from replaydb.database.statements.task import (
+    any_older,
     lock_all_tasks,
     lock_buffer_and_tasks,
     lock_leased_tasks,
@@ -845,6 +847,12 @@ async def test_overdue_groups_are_found_by_time(connection: AsyncConnection) -> 
     assert "ix_episode_group_deadline" in plan.indexes, plan.text
     assert "ix_episode_group_lease_id" in plan.text, plan.text
     assert "payload" not in plan.tables, plan.text
+
+
+async def test_old_groups_are_found_by_age(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, select(any_older(1, EVICTABLE, NOW)))
+    assert "episode_group" not in plan.scans, plan.text
+    assert {one for one in plan.indexes if "episode_group" in one} == {ARRIVAL}, plan.text
 
 
 @pytest.mark.parametrize(

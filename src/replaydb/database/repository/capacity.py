@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, assert_never
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaydb.database.column_types import Damaged
 from replaydb.database.repository import (
     aging,
-    buffers,
     groups,
     locked,
     ordered_reads,
@@ -28,13 +27,15 @@ from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
 from replaydb.policies import Lifo, Uniform
-from replaydb.settings import BufferSettings, Capacity
+from replaydb.settings import Capacity
 
 #: Minimum number of groups read at a time to choose victims.
 PAGE = 16
 
 #: Groups that can not be drawn: they are evicted first, oldest first, and evict no other groups.
 UNSAMPLABLE = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+#: All statuses from which groups are evicted.
+EVICTABLE = (*UNSAMPLABLE, *IDLE)
 
 
 @dataclass(slots=True)
@@ -153,7 +154,7 @@ def evict_old(buffer: LockedBuffer, most: int) -> bool:
     """
     if buffer.settings.time_to_live is None:
         return True
-    partitions = _partitions(buffer, buffer.task_states.values(), [*UNSAMPLABLE, *IDLE])
+    partitions = _partitions(buffer, buffer.task_states.values(), EVICTABLE)
     stay, page, num_evicted = 0, PAGE, 0
     while num_evicted < most:
         rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), page)
@@ -188,23 +189,6 @@ def evict_some(buffer: LockedBuffer, most: int) -> bool:
             _evict(buffer, victims, f"evicted: {buffer.settings.eviction}")
             num_evicted += len(victims)
     return True
-
-
-def has_old(
-    connection: Connection, buffer_id: int, settings: BufferSettings, now: datetime
-) -> bool:
-    """Whether the first group that can be evicted is older than `time_to_live`."""
-    if settings.time_to_live is None:
-        return False
-    names = buffers.task_names(connection, buffer_id)
-    partitions = [
-        Partition(buffer_id, name, status.value)
-        for name in names
-        for status in (*UNSAMPLABLE, *IDLE)
-    ]
-    cutoff = now - timedelta(seconds=settings.time_to_live)
-    first = ordered_reads.first_of_all(connection, partitions, Order(group.id), 1)
-    return any(not isinstance(row.created_at, Damaged) and row.created_at < cutoff for row in first)
 
 
 def _limits(

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, Select
 
 from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
@@ -89,22 +89,22 @@ def count(connection: Connection, condition: ColumnElement[bool], most: int | No
     return int(number)
 
 
-def count_up_to(
+def select_number(
     connection: Connection,
     row: BufferRow,
     task_names: Collection[str] | None,
     status_names: Collection[str] | None,
     eligible: ColumnElement[bool] | None,
     most: int,
-) -> int:
-    """Return the number of groups that meet all conditions; `most` if there are more."""
+) -> Select[int]:
+    """Return the statement that counts up to `most` groups that meet all conditions."""
     ids = tags.look_up(connection, row, eligible, max(most, tags.MAX_LOOKUPS_IN_ORDER))
     if ids is None and task_names is None:  # named tasks and statuses are ranges of an index
         task_names = buffers.task_names(connection, row.id)
     if ids is None and status_names is None:
         status_names = list(GroupStatus)
     condition = selection(row.id, ids=ids, tasks=task_names, statuses=status_names, where=eligible)
-    return count(connection, condition, most)
+    return count_groups_up_to(condition, most)
 
 
 def episodes(
@@ -151,18 +151,15 @@ def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Seque
     return execute(connection, select_scalars_by_id(buffer_id, ids))
 
 
-def count_in_flight(
-    connection: Connection,
+def select_number_in_flight(
     state: BufferRow,
     tasks: frozenset[str] | None,
     runs: frozenset[str] | None,
     max_staleness: int,
-) -> int:
-    """Return the number of groups still to be trained: pending, leased, or never drawn."""
+) -> Select[int]:
+    """Return the statement that counts groups to be trained: pending, leased, or never drawn."""
     putters = of_lineage(state.policy_lineage) if runs is None else filters.of_runs(sorted(runs))
-    statement = count_groups_in_flight(state.id, tasks, putters, max_staleness)
-    [(number,)] = execute(connection, statement)
-    return int(number)
+    return count_groups_in_flight(state.id, tasks, putters, max_staleness)
 
 
 def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:

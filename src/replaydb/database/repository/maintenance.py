@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute
 from replaydb.database.repository import aging, capacity, incremental_groups, leases, locked
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.statements.lease import select_any_overdue
+from replaydb.database.statements.task import any_expiring, any_older
 
 
 def sweep(buffer: LockedBuffer) -> None:
@@ -43,7 +43,14 @@ def _apply_times(buffer: LockedBuffer) -> bool:
     return capacity.evict_old(buffer, most) and done
 
 
-def is_due(connection: Connection, row: BufferRow, now: datetime) -> bool:
-    """Return whether `sweep` would change leases, deadlines or old groups. Takes no locks."""
-    [(is_overdue,)] = execute(connection, select_any_overdue(row.id, now))
-    return is_overdue or capacity.has_old(connection, row.id, row.settings, now)
+def is_due(row: BufferRow, now: datetime) -> ColumnElement[bool]:
+    """Return the expression for whether groups of a buffer have to be released or removed first.
+
+    Leases have expired, deadlines have passed, or groups have outlived `time_to_live` or are too
+    stale.
+    """
+    due = select_any_overdue.build(row.id, now).scalar_subquery() | any_expiring(row.id)
+    if row.settings.time_to_live is not None:
+        cutoff = now - timedelta(seconds=row.settings.time_to_live)
+        due |= any_older(row.id, capacity.EVICTABLE, cutoff)
+    return due

@@ -165,9 +165,7 @@ def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-def select_losses(
-    condition: ColumnElement[bool], statuses: Collection[GroupStatus]
-) -> Select[Any]:
+def select_losses(condition: ColumnElement[bool], statuses: Collection[GroupStatus]) -> Select[Any]:
     """Select leased or claimed groups, with their leases, which are locked in order."""
     return (
         select(lease.c.id, lease.c.lost_ids, group.id.label("group_id"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -180,6 +182,32 @@ def _is_overdue(buffer_id: Any) -> ColumnElement[bool]:
         group.buffer_id == buffer_id, pending, group.deadline <= now, group.deadline.is_not(None)
     )
     return leases.exists() | late.exists()
+
+
+def any_expiring(buffer_id: int) -> ColumnElement[bool]:
+    """Whether tasks of a buffer may have groups that are too stale and have not expired yet."""
+    return select(task.c.id).where(task.c.buffer_id == buffer_id, task.c.is_expiring).exists()
+
+
+def any_older(
+    buffer_id: int, statuses: Collection[GroupStatus], cutoff: datetime
+) -> ColumnElement[bool]:
+    """Whether the first group of some status of a task of a buffer was put before a time."""
+    firsts = (
+        select(group.created_at)
+        .where(
+            group.buffer_id == buffer_id,
+            group.task_name == task.c.task_name,
+            group.group_status.between(status.value, status.value),
+        )
+        .order_by(group.group_status, group.id)  # the order of the index
+        .limit(1)
+        .correlate(task)
+        .scalar_subquery()
+        for status in statuses
+    )
+    old = or_(*(first < cutoff for first in firsts))
+    return select(task.c.id).where(task.c.buffer_id == buffer_id, old).exists()
 
 
 @prepared
