@@ -55,6 +55,12 @@ class DrawInfo:
         outcome_times: When each group was sampled, acked, nacked, ...; None while it is leased.
         times_replaced: How often each group had been replaced before the draw; None if it is only
             known that it was replaced after the draw.
+        task_names: Task of each group, as drawn. This and the following are None if the group was
+            deleted since, or replaced by a version of replaydb that kept no copy of them.
+        prompt_uids: Prompt of each group.
+        reward_means: Mean reward of each group.
+        group_run_names: Name of the run that put each group.
+        min_policy_versions: Lowest policy version of each group.
     """
 
     id: int
@@ -70,6 +76,11 @@ class DrawInfo:
     outcome_reasons: tuple[str | None, ...]
     outcome_times: tuple[datetime | None, ...]
     times_replaced: tuple[int | None, ...]
+    task_names: tuple[str | None, ...]
+    prompt_uids: tuple[str | None, ...]
+    reward_means: tuple[float | None, ...]
+    group_run_names: tuple[str | None, ...]
+    min_policy_versions: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

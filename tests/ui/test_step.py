@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import httpx
 import pytest
@@ -125,19 +126,24 @@ async def test_tasks_of_a_step(browser: httpx.AsyncClient, buffer: Buffer) -> No
 async def test_deleted_and_replaced_groups(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
-    ids = await buffer.put([group("kept"), group("deleted"), group("replaced")])
-    await buffer.sample(3, rdb.Fifo(), step=1)
+    """Of groups that were replaced, the page shows what was trained on."""
+    facts: dict[str, Any] = {"rewards": [2.0], "prompt_uid": "p", "version": 3}
+    uids = ["renewed", "replaced"]
+    ids = await buffer.put([group("kept"), group("deleted"), *(group(u, **facts) for u in uids)])
+    await buffer.sample(4, rdb.Fifo(), step=1)
     await buffer.delete([ids[1]])
-    await buffer.put(group("replaced", rewards=[9.0]), on_duplicate="replace")
+    await buffer.put(group("renewed", "code", rewards=[9.0]), on_duplicate="renew")
+    await buffer.put(group("replaced", "code", rewards=[9.0]), on_duplicate="replace")
     page = await get(browser, step=1)
     text = " ".join(page.text.split())
-    assert "Mean reward 0.5 (over the 1 still stored unchanged). Staleness: mean" in text
-    assert "2 groups were deleted or replaced since." in text
+    assert "Mean reward 1.5 (over the 3 whose content is known). Staleness: mean" in text
+    assert "1 group was deleted since, or replaced by an earlier version" in text
     rows = page.tables[GROUPS][1:]
-    assert [row[:1] + row[2:5] for row in rows] == [
-        [f"group {ids[0]}", "gsm8k", "-", "0.5"],
-        [f"group {ids[1]}", "deleted", "-", "-"],
-        [f"group {ids[2]}", "replaced", "-", "-"],
+    assert [row[:1] + row[2:7] for row in rows] == [
+        [f"group {ids[0]}", "gsm8k", "-", "0.5", "test", "-"],
+        [f"group {ids[1]}, deleted", "-", "-", "-", "-", "-"],
+        [f"group {ids[2]}, replaced", "gsm8k", "p", "2", "test", "3"],
+        [f"group {ids[3]}, replaced", "gsm8k", "p", "2", "test", "3"],
     ]
     await (await other.buffer("math")).sample(2, rdb.Fifo(), step=1)
     await buffer.delete([ids[0]])
@@ -145,7 +151,7 @@ async def test_deleted_and_replaced_groups(
     [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 by")]
     assert [row[:4] for row in by_run[1:]] == [
         ["other", "1", "2", "9 (of 1)"],
-        ["test", "1", "3", "- (of 0)"],
+        ["test", "1", "4", "2 (of 2)"],
     ]
 
 

@@ -21,7 +21,7 @@ from replaydb.cli.selecting import DEFAULT_LIMIT, MAX_ID, Limit, Runs, with_know
 from replaydb.errors import UnknownDrawError
 
 if TYPE_CHECKING:
-    from replaydb import Buffer, DrawInfo, GroupInfo
+    from replaydb import Buffer, DrawInfo
 
 app = typer.Typer(help="List and show recorded draws.", no_args_is_help=True)
 
@@ -91,7 +91,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the groups of a draw: probability, weight, staleness and outcome."""
-    record, known = with_buffer(url, buffer, lambda buffer: _record(buffer, draw))
+    record = with_buffer(url, buffer, lambda buffer: _record(buffer, draw))
     if as_json:
         print_json(record)
         return
@@ -110,11 +110,15 @@ def show(
             *("group", "task", "prompt", "reward", "probability", "weight", "staleness"),
             *("outcome", "reason", "outcome at"),
         ),
-        [
-            (id_, *_facts(known.get(id_), times), *rest)
-            for id_, times, *rest in zip(
+        list(
+            zip(
                 record.group_ids,
-                record.times_replaced,
+                (
+                    name or ("replaced" if times is None else "deleted")
+                    for name, times in zip(record.task_names, record.times_replaced, strict=True)
+                ),
+                record.prompt_uids,
+                record.reward_means,
                 record.probabilities,
                 record.weights,
                 record.staleness,
@@ -123,25 +127,15 @@ def show(
                 record.outcome_times,
                 strict=True,
             )
-        ],
+        ),
     )
 
 
-async def _record(buffer: Buffer, draw_id: int) -> tuple[DrawInfo, dict[int, GroupInfo]]:
+async def _record(buffer: Buffer, draw_id: int) -> DrawInfo:
     found = await buffer.draws(before=draw_id + 1, limit=1)
     if not found or found[0].id != draw_id:
         raise UnknownDrawError(draw_id)
-    groups = await buffer.find(found[0].group_ids)
-    return found[0], {group.id: group for group in groups}
-
-
-def _facts(group: GroupInfo | None, times_replaced: int | None) -> tuple[object, ...]:
-    """Return task, prompt and reward, if the group was not deleted or replaced since the draw."""
-    if group is None:
-        return "deleted", None, None
-    if group.times_replaced != times_replaced:
-        return "replaced", None, None
-    return group.task_name, group.prompt_uid, group.reward_mean
+    return found[0]
 
 
 def _outcomes(draw: DrawInfo) -> str:

@@ -91,6 +91,11 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
                 for member in members[row.id]
             ),
             tuple(member.times_replaced for member in members[row.id]),
+            tuple(member.task_name for member in members[row.id]),
+            tuple(member.prompt_uid for member in members[row.id]),
+            tuple(member.reward_mean for member in members[row.id]),
+            tuple(member.group_run_name for member in members[row.id]),
+            tuple(member.min_policy_version for member in members[row.id]),
         )
         for row in found
     ]

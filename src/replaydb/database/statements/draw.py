@@ -7,15 +7,21 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Select, Update, insert, select, update
+from sqlalchemy import ColumnElement, Insert, Select, Update, func, insert, select, update
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_LEASED, draw, draw_group, group, run
+from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, run
+from replaydb.database.views import IS_SAME, as_drawn
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 _drawn = draw_group.c
+#: Columns of drawn groups that are not copied from the group.
+_OF_DRAW = (
+    *("draw_id", "position", "group_id", "probability", "weight", "staleness"),
+    *("outcome", "outcome_reason", "outcome_at", "times_replaced"),
+)
 
 
 @cache
@@ -135,9 +141,15 @@ def select_steps(
 
 
 def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
-    """Select the groups of draws, in the order of each batch."""
+    """Select the groups of draws as they were drawn, in the order of each batch."""
+    putter = run.alias("putter")
+    of_group = map(as_drawn, ("task_name", "prompt_uid", "reward_mean", "min_policy_version"))
     return (
-        select(draw_group)
+        select(
+            *(_drawn[name] for name in _OF_DRAW), *of_group, putter.c.name.label("group_run_name")
+        )
+        .outerjoin_from(draw_group, episode_group, IS_SAME)
+        .outerjoin(putter, putter.c.id == func.coalesce(group.run_id, _drawn.group_run_id))
         .where(among(draw_group.c.draw_id, draw_ids))
         .order_by(draw_group.c.draw_id, draw_group.c.position)
     )

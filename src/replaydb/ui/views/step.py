@@ -45,8 +45,13 @@ class DrawnGroup:
         staleness: Staleness at the draw; None if unknown.
         outcome: Outcome; None if it was not recorded.
         reason: Reason of the outcome.
-        group: Columns of the group; None if it was deleted or replaced since.
-        missing: "deleted" or "replaced" if `group` is None, else None.
+        task_name: Task of the group, as drawn; None if that is unknown. So are the following then.
+        prompt_uid: Prompt of the group.
+        reward_mean: Mean reward of the group.
+        run_name: Run that put the group.
+        min_policy_version: Oldest policy version in the group.
+        is_stored: Whether there is a group of this id.
+        change: "deleted" or "replaced" if it was since, else None.
     """
 
     draw_id: int
@@ -56,8 +61,13 @@ class DrawnGroup:
     staleness: int | None
     outcome: DrawOutcome | None
     reason: str | None
-    group: GroupInfo | None
-    missing: str | None
+    task_name: str | None
+    prompt_uid: str | None
+    reward_mean: float | None
+    run_name: str | None
+    min_policy_version: int | None
+    is_stored: bool
+    change: str | None
 
     @property
     def trained(self) -> bool:
@@ -76,7 +86,7 @@ class Subset:
 
     Attributes:
         num_groups: Number of groups.
-        share: Share of the groups of the step that are still stored unchanged.
+        share: Share of the groups of the step whose task is known.
         reward_mean: Mean of their mean rewards.
         weight: Sum of their weights.
     """
@@ -124,19 +134,19 @@ class StepView:
 
     @property
     def num_missing(self) -> int:
-        """Number of counted groups that were deleted or replaced since."""
-        return sum(one.group is None for one in self.counted)
+        """Number of counted groups whose task and reward are unknown."""
+        return sum(one.task_name is None for one in self.counted)
 
     @property
     def sources(self) -> Mapping[Source, Subset]:
-        """Totals of the counted groups that are stored unchanged, by run and policy version."""
+        """Totals of the counted groups that are known, by run and policy version."""
         found = _subsets(self.counted, lambda it: (it.run_name, it.min_policy_version))
         return {source: found[source] for source in sorted(found, key=_sort_key)}
 
     @property
     def tasks(self) -> Mapping[str, Subset]:
-        """Totals of the counted groups that are stored unchanged, by task, largest first."""
-        found = _subsets(self.counted, lambda it: it.task_name)
+        """Totals of the counted groups that are known, by task, largest first."""
+        found = _subsets(self.counted, lambda it: it.task_name or "")
         return dict(sorted(found.items(), key=lambda it: (-it[1].num_groups, it[0])))
 
     @property
@@ -157,8 +167,8 @@ class StepView:
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean of the mean rewards of the groups trained on that are stored unchanged."""
-        return _mean(one.group.reward_mean for one in self.trained if one.group is not None)
+        """Mean of the mean rewards of the groups trained on that are known."""
+        return _mean(one.reward_mean for one in self.trained)
 
     @property
     def staleness_mean(self) -> float | None:
@@ -318,11 +328,11 @@ async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupI
 
 def _drawn_groups(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[DrawnGroup]:
     for i, id_ in enumerate(draw.group_ids):
-        info, missing = known.get(id_), None
+        info, task_name, change = known.get(id_), draw.task_names[i], None
         if info is None:
-            missing = "deleted"
+            change = "deleted" if task_name is None else "replaced"
         elif info.times_replaced != draw.times_replaced[i]:
-            info, missing = None, "replaced"
+            change = "replaced"
         yield DrawnGroup(
             draw.id,
             id_,
@@ -331,23 +341,28 @@ def _drawn_groups(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Dr
             draw.staleness[i],
             draw.outcomes[i],
             draw.outcome_reasons[i],
-            info,
-            missing,
+            task_name,
+            draw.prompt_uids[i],
+            draw.reward_means[i],
+            draw.group_run_names[i],
+            draw.min_policy_versions[i],
+            info is not None,
+            change,
         )
 
 
-def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[GroupInfo], T]) -> dict[T, Subset]:
-    by: dict[T, list[tuple[DrawnGroup, GroupInfo]]] = {}
+def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[DrawnGroup], T]) -> dict[T, Subset]:
+    by: dict[T, list[DrawnGroup]] = {}
     for one in drawn:
-        if one.group is not None:
-            by.setdefault(key(one.group), []).append((one, one.group))
+        if one.task_name is not None:
+            by.setdefault(key(one), []).append(one)
     total = sum(map(len, by.values()))
     return {
         value: Subset(
             len(several),
             len(several) / total,
-            _mean(group.reward_mean for _, group in several),
-            sum(one.weight for one, _ in several),
+            _mean(one.reward_mean for one in several),
+            sum(one.weight for one in several),
         )
         for value, several in by.items()
     }
