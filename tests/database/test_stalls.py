@@ -352,16 +352,20 @@ async def test_close_ends_waits_for_a_locked_file(sqlite_url: str) -> None:
     await _untouched(sqlite_url)
 
 
+@pytest.mark.parametrize("silent", [False, True])
 async def test_a_temporary_outage_of_the_server(
-    proxied_url: str, proxy: Proxy, postgresql_url: str
+    proxied_url: str, proxy: Proxy, postgresql_url: str, silent: bool
 ) -> None:
-    async with Store.open(proxied_url, run="far") as store:
+    async with Store.open(f"{proxied_url}?connect_timeout=1", run="far") as store:
         buffer = await store.buffer("math")
         ids = await buffer.put(groups(4))
         lease = await buffer.lease(1, ttl=600)
         waiting = asyncio.create_task(buffer.sample(6, timeout=60))
         await asyncio.sleep(0.1)
-        proxy.refuse()
+        if silent:  # connections are accepted, and nothing answers
+            proxy.stall()
+        else:
+            proxy.refuse()
         proxy.drop()
         calls: list[Awaitable[Any]] = [
             buffer.put(groups(3, "code")),
@@ -371,7 +375,7 @@ async def test_a_temporary_outage_of_the_server(
             lease.ack(),
         ]
         tasks = [asyncio.ensure_future(call) for call in calls]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5 if silent else 0.5)  # longer than connect_timeout
         assert not any(task.done() for task in [*tasks, waiting])
         proxy.heal()
         await asyncio.wait_for(asyncio.gather(*tasks), 60)

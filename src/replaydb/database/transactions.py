@@ -388,14 +388,14 @@ class Database:
             self.backend.cut_off(connection)
 
     @asynccontextmanager
-    async def _wait_until(self, end: float) -> AsyncIterator[None]:
+    async def _wait_until(self, end: float) -> AsyncIterator[asyncio.Timeout]:
         """Raise `TimeoutError` in the block at `end`, or when connections are terminated."""
         if self._is_cut_off:
             raise StoreClosedError
         async with asyncio.timeout_at(end) as wait:
             self._waits.add(wait)
             try:
-                yield
+                yield wait
             finally:
                 self._waits.discard(wait)
 
@@ -465,9 +465,11 @@ class Database:
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
         """Yield a connection with an open transaction; roll it back unless it was committed."""
         try:
-            async with self._wait_until(end):
+            async with self._wait_until(end) as wait:
                 connection = await engine.connect()
         except TimeoutError as error:
+            if not wait.expired():  # a host did not answer within `connect_timeout`
+                raise
             reason = "no answer in time: no connection was free, or could be opened"
             raise DatabaseUnavailableError(f"{self.backend.shown}: {reason}") from error
         try:
