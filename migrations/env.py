@@ -43,7 +43,7 @@ async def run_alone() -> None:
         raise CommandError(
             "no database URL: pass -x url=..., or set REPLAYDB_URL or sqlalchemy.url in alembic.ini"
         )
-    async with schema_transaction(backend_for(url)) as connection:
+    async with schema_transaction(backend_for(url), create=True) as connection:
         await connection.run_sync(run)
 
 

@@ -94,8 +94,8 @@ class Store:
                 Versions of different lineages are not comparable, see `Buffer.advance_policy`.
             run_metadata: JSON object to store with the run if the run is new.
             migrate: What to do if the tables are missing or out of date. True upgrades them. False
-                raises `SchemaOutOfDateError`. None (default) creates the tables of a new SQLite
-                file and otherwise raises.
+                raises `SchemaOutOfDateError`, and creates no file. None (default) creates the
+                tables of a new SQLite file and otherwise raises.
             durability: Failures that committed data survives. "process" (default): the end of any
                 process. "full": also a power failure (`synchronous=FULL` on SQLite; on PostgreSQL
                 the server configuration decides in both cases).
@@ -154,7 +154,6 @@ class Store:
 
         async def open_it() -> Store:
             backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
-            await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
             store = cls(Database(backend), name, ancestor or run, metadata, cache)
             try:

@@ -65,26 +65,6 @@ def test_no_such_buffer(filled_url: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "buffers list",
-        "buffers show math",
-        "leases list math",
-        "leases revoke math 1",
-        "prune",
-        "db current",
-        "db check",
-    ],
-)
-def test_reading_does_not_create_a_file(empty_sqlite_url: str, command: str) -> None:
-    path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
-    outcome = run(*command.split(), url=empty_sqlite_url)
-    assert outcome.exit_code == 1
-    assert outcome.stderr == f"error: {path}: there is no such file\n"
-    assert not path.exists()
-
-
 def test_an_error_for_a_mistyped_file_lists_existing_ones(sqlite_url: str) -> None:
     right = Path(sqlite_url.removeprefix("sqlite:///"))
     (right.parent / "notes.txt").write_text("no database")

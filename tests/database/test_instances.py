@@ -182,7 +182,7 @@ async def test_a_file_that_is_mounted_elsewhere(
     original: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a reboot, or in another container, the file has another device number and path."""
-    status = DatabaseFile._stat
+    status = DatabaseFile.status
 
     def remounted(file: DatabaseFile) -> os.stat_result:
         found = status(file)
@@ -190,7 +190,7 @@ async def test_a_file_that_is_mounted_elsewhere(
         mode, inode, device, *others = found
         return os.stat_result([mode, inode, device + 1, *others], times)
 
-    monkeypatch.setattr(DatabaseFile, "_stat", remounted)
+    monkeypatch.setattr(DatabaseFile, "status", remounted)
     (tmp_path / "mount").symlink_to(tmp_path)
     await check_writes(f"sqlite:///{tmp_path}/mount/replay.db", "new")
 

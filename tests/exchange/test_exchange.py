@@ -20,6 +20,7 @@ from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
 from replaydb.analysis import decoded_groups
 from replaydb.episodes.flat import flatten
 from replaydb.errors import (
+    DatabaseUnavailableError,
     InvalidInputError,
     InvalidURLError,
     PayloadsUnavailableError,
@@ -282,6 +283,15 @@ async def test_an_import_puts_in_batches(
 
 
 @postgresql_nightly
+async def test_an_import_of_no_groups_needs_a_store(
+    buffer: Buffer, url: str, empty_sqlite_url: str, tmp_path: Path
+) -> None:
+    export_groups(url, tmp_path / "export")
+    with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+        import_groups(empty_sqlite_url, tmp_path / "export", create=True)
+    assert import_groups(url, tmp_path / "export").num_groups == 0
+
+
 def test_the_commands(url: str, tmp_path: Path) -> None:
     async def filled() -> None:
         async with Store.open(url, run="test") as store:

@@ -110,7 +110,6 @@ def opened(url: str | URL) -> Iterator[Source]:
 
 async def _opened(url: str | URL) -> Database:
     backend = backend_for(url, read_only=True, pool_size=1)
-    await backend.check_target()
     await migrations.prepare(backend, migrate=False)
     return Database(backend)
 

@@ -69,10 +69,7 @@ def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool =
 
     async def opened() -> T:
         from replaydb import Store
-        from replaydb.database import migrations
 
-        if write:
-            await migrations.current(url)  # raises if the file is missing; opening would create it
         how: dict[str, Any] = {"migrate": False} if write else {"read_only": True}
         async with Store.open(url, **how) as store:
             return await work(store)

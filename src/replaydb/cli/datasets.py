@@ -46,6 +46,7 @@ def import_dataset(
     from replaydb import blocking
     from replaydb.errors import NotSupportedError
 
+    with_store(url, lambda store: check_known(store, [] if create else [buffer]))
     try:
         from replaydb.integrations.datasets import put_dataset
 
@@ -55,7 +56,6 @@ def import_dataset(
             f"to read datasets, {error.name} is needed: pip install {error.name}"
         ) from error
     rows = _dataset(source)
-    with_store(url, lambda store: check_known(store, [] if create else [buffer]))
     with progress("rows") as bar, blocking.Store.open(url, migrate=False, run=RUN) as store:
         target = store.buffer(buffer, create=create)
         before = target.cursor(name=f"dataset/{name}") or 0

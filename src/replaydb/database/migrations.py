@@ -118,7 +118,7 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
     Raises:
         InvalidInputError: There is no such revision.
         SchemaError: As for `upgrade`.
-        DatabaseError: The database refused; the downgrade was rolled back.
+        DatabaseError: The database does not exist, or refused; the downgrade was rolled back.
     """
     from alembic import command
 
@@ -199,8 +199,10 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
         SchemaOutOfDateError: An upgrade is needed; the message has the command to run.
         SchemaTooNewError: The tables were made by a newer replaydb.
         SchemaError: Tables with replaydb's names exist that no migration has created.
-        DatabaseError: The database cannot be reached, read or upgraded.
+        DatabaseError: The database cannot be reached, read or upgraded. With False also: the file
+            does not exist.
     """
+    await backend.check_target(exists=migrate is False)
     found = await revisions.find(backend)
     problem = revisions.problem_of(backend, found)
     if problem is None:
@@ -226,15 +228,27 @@ def alembic_options() -> dict[str, Any]:
 async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> bool:
     """Run an action of alembic in one transaction. Return whether there were tables before."""
     from alembic import command
+    from alembic.script import ScriptDirectory
+    from alembic.script.revision import RevisionError
     from alembic.util import CommandError
 
     config = _config()
+    create = action is command.upgrade
+    if create and backend.is_new_file():  # before the file is created
+        scripts = ScriptDirectory.from_config(config)
+        try:
+            create = any(scripts.iterate_revisions(revision, None, implicit_base=True))
+        except RevisionError as error:
+            raise _unknown(revision, error) from error
 
     def run(connection: Connection) -> None:
         config.attributes["connection"] = connection
         action(config, revision)
 
-    async with _alembic_alone(), revisions.schema_transaction(backend) as connection:
+    async with (
+        _alembic_alone(),
+        revisions.schema_transaction(backend, create=create) as connection,
+    ):
         found = await revisions.inspect_schema(connection)
         problem = revisions.problem_of(backend, found)
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
@@ -245,10 +259,13 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         try:
             await connection.run_sync(run)
         except CommandError as error:
-            raise InvalidInputError(
-                "revision", "one of `replaydb db history`, head or base", f"{revision!r}: {error}"
-            ) from error
+            raise _unknown(revision, error) from error
     return found.revision is not None
+
+
+def _unknown(revision: str, error: Exception) -> InvalidInputError:
+    expected = "one of `replaydb db history`, head or base"
+    return InvalidInputError("revision", expected, f"{revision!r}: {error}")
 
 
 def _config() -> Config:

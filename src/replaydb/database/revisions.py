@@ -114,13 +114,20 @@ def unfinished_copy(revision: str | None) -> SchemaError:
 
 
 @asynccontextmanager
-async def schema_transaction(backend: Backend) -> AsyncIterator[AsyncConnection]:
+async def schema_transaction(
+    backend: Backend, *, create: bool = False
+) -> AsyncIterator[AsyncConnection]:
     """Open a transaction that may change tables, in one process at a time.
 
+    Args:
+        backend: The database.
+        create: Create a file that does not exist.
+
     Raises:
-        DatabaseError: The database refused, or rows would refer to rows that do not exist.
+        DatabaseError: The database does not exist or refused, or rows would refer to rows that do
+            not exist.
     """
-    await backend.check_target()
+    await backend.check_target(exists=not create)
     engine = backend.migration_engine()
     try:
         async with _translating(backend), engine.begin() as connection:

@@ -87,10 +87,10 @@ def import_groups(
     may_create = checks.flag("create", create)
     notify = checks.optional(checks.function, "progress", progress) or no_progress
     files = files_at("source", source)
-    names, total = _parts(files)
-    latest, in_several = _latest(files, names)
     groups = episodes = put = 0
     with _Stores(url, may_create) as stores:
+        names, total = _parts(files)
+        latest, in_several = _latest(files, names)
         for name in names:
             with files.read(name) as path:
                 found = _undivided(groups_in(rows_of(path, name), name), name, in_several)
@@ -217,6 +217,7 @@ class _Stores:
         self._open: dict[tuple[str | None, str | None], blocking.Store] = {}
 
     def __enter__(self) -> _Stores:
+        self._store((None, None))  # raises before files are read if there is no store
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -117,7 +117,6 @@ async def copy(
     finish = checks.flag("finish", finish)
     progress = checks.optional(checks.function, "progress", progress)
     origin, destination = backend_for(source, read_only=True), backend_for(target)
-    await origin.check_target()
     await migrations.prepare(origin, migrate=False)
     await destination.check_target()
     async with _opened(Database(origin)) as ours:

@@ -52,7 +52,6 @@ async def vacuum(url: str | URL) -> VacuumReport:
             vacuum a table, for example because the user does not own it.
     """
     backend = backend_for(url)
-    await migrations.current(url)  # raises if the file is missing; opening would create it
     await migrations.prepare(backend, migrate=False)
     before = await backend.size()
     await backend.vacuum()

@@ -16,6 +16,7 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.schema import REVISIONS
 from replaydb.errors import (
     DatabaseUnavailableError,
+    InvalidInputError,
     SchemaError,
     SchemaOutOfDateError,
     SchemaTooNewError,
@@ -80,8 +81,29 @@ async def test_a_file_without_tables_is_treated_as_new(sqlite_url: str) -> None:
 
 
 async def test_migrate_false_does_not_create_the_file(empty_sqlite_url: str) -> None:
+    path = _path(empty_sqlite_url)
+    with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+        await migrations.prepare(backend_for(empty_sqlite_url), migrate=False)
+    assert not path.exists()
+    path.touch()
     with pytest.raises(SchemaOutOfDateError, match="there are no tables yet"):
         await migrations.prepare(backend_for(empty_sqlite_url), migrate=False)
+    assert path.stat().st_size == 0
+
+
+async def test_a_downgrade_does_not_create_the_file(empty_sqlite_url: str) -> None:
+    for revision in "base", "-1", "0001":
+        with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+            await migrations.downgrade(empty_sqlite_url, revision)
+    assert not _path(empty_sqlite_url).exists()
+
+
+async def test_an_upgrade_without_a_step_does_not_create_the_file(empty_sqlite_url: str) -> None:
+    for revision in "0099", "+99", "-1":
+        with pytest.raises(InvalidInputError, match="replaydb db history"):
+            await migrations.upgrade(empty_sqlite_url, revision)
+    with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+        await migrations.upgrade(empty_sqlite_url, "base")
     assert not _path(empty_sqlite_url).exists()
 
 

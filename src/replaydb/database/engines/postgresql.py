@@ -435,7 +435,7 @@ class PostgresqlBackend:
         state = getattr(error, "sqlstate", None) or ""
         return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 
-    async def check_target(self) -> None:
+    async def check_target(self, *, exists: bool = False) -> None:
         """Do nothing: a connection attempt finds out."""
 
     async def examine_connections(self, end: float) -> list[Finding]:

@@ -184,8 +184,12 @@ class Backend(Protocol):
     def is_outage(self, error: BaseException) -> bool:
         """Whether the database or the network was unavailable, and may recover by itself."""
 
-    async def check_target(self) -> None:
-        """Refuse a target that cannot work, such as a file on NFS, before anything is opened."""
+    async def check_target(self, *, exists: bool = False) -> None:
+        """Refuse a target that cannot work, such as a file on NFS, before anything is opened.
+
+        Args:
+            exists: Also refuse a file that does not exist, which a connection could create.
+        """
 
     async def examine_connections(self, end: float) -> list[Finding]:
         """Return findings about the way to the database. After a bad one nothing else works."""

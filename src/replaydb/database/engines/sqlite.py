@@ -259,14 +259,16 @@ class SqliteBackend:
         name = getattr(cause, "sqlite_errorname", None) or ""
         return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
-    async def check_target(self) -> None:
-        """Refuse a path at which SQLite would lose commits."""
+    async def check_target(self, *, exists: bool = False) -> None:
+        """Refuse a path at which SQLite would lose commits, or at which there must be a file."""
         try:
             hazard = await asyncio.to_thread(sqlite_location.hazard, self._path)
         except RuntimeError as error:  # no other thread could be started
             raise DatabaseUnavailableError(f"{self._path}: {error}") from error
         if hazard is not None:
             raise NotSupportedError(f"{self._path}: {hazard}")
+        if exists:
+            self._file.status()
 
     async def examine_connections(self, end: float) -> list[Finding]:
         """Return nothing: a file is opened directly."""

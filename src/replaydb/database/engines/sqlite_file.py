@@ -65,7 +65,7 @@ class DatabaseFile:
             sqlite3.Error: Any other error of SQLite.
         """
         if not (create and self.is_new()):
-            self._stat()
+            self.status()
         elif not self.path.parent.is_dir():
             raise DatabaseUnavailableError(f"{self.path}: there is no such folder")
         check_usable(self.path)
@@ -81,7 +81,7 @@ class DatabaseFile:
                         "local disk"
                     )
             if self._identity is None:
-                found = self._stat()
+                found = self.status()
                 self._identity = found.st_dev, found.st_ino
             connection.guard(self)
         except BaseException:
@@ -95,7 +95,7 @@ class DatabaseFile:
         Raises:
             DatabaseUnavailableError: It was deleted or replaced.
         """
-        found = self._stat()
+        found = self.status()
         if (found.st_dev, found.st_ino) != self._identity:
             raise DatabaseReplacedError(
                 f"{self.path}: it was replaced by another file while it was open; close the store "
@@ -140,7 +140,7 @@ class DatabaseFile:
 
         The inode alone does not: ext4 gives the inode of a deleted file to the next new file.
         """
-        facts = {"inode": self._stat().st_ino}
+        facts = {"inode": self.status().st_ino}
         if (birth := _birth(self.path)) is not None:
             facts["birth"] = birth
         return Instance(facts)
@@ -149,7 +149,7 @@ class DatabaseFile:
         """Return the bytes of the file and of its -wal file."""
         return self.path.stat().st_size + self._num_in_wal()
 
-    def _stat(self) -> os.stat_result:
+    def status(self) -> os.stat_result:
         """Return the status of the file, or raise if it is not a file."""
         try:
             found = os.stat(self.path)
