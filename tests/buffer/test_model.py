@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, example, given, settings
@@ -464,23 +465,38 @@ async def compared(
     """
     result: T | None = None
     error: Exception | None = None
-    refusal: Refused | None = None
     try:
         result = await call
     except rdb.ReplayDBError as failure:
         error = failure
-    if model.eviction == "uniform":
-        model.left = [one.id for one in await buffer.find() if one.status != "archived"]
-    trial = copy.deepcopy(model)
-    try:
-        simulate(trial, result)
-    except Refused as refused:
-        refusal = refused
-    if error is not None and refusal is None:
-        raise error
-    assert (error and type(error)) is (refusal and refusal.error)
+    for left in await possibly_left(buffer, model, error):
+        trial = copy.deepcopy(model)
+        trial.left = left
+        refusal: Refused | None = None
+        try:
+            simulate(trial, result)
+        except Refused as refused:
+            refusal = refused
+        if (error and type(error)) is (refusal and refusal.error):
+            break
+    else:
+        raise AssertionError(f"the model says {refusal!r}") from error
     if refusal is None or refusal.keeps:
         vars(model).update(vars(trial))
+
+
+async def possibly_left(
+    buffer: Buffer, model: Model, error: Exception | None
+) -> Iterable[Collection[int]]:
+    """Return the groups that random evictions of a call may have left: those that are stored.
+
+    If it failed, it may have evicted any of them before it was rolled back.
+    """
+    if model.eviction != "uniform":
+        return [()]
+    stored = [one.id for one in await buffer.find() if one.status != "archived"]
+    sizes = range(len(stored), -1 if error else len(stored) - 1, -1)
+    return chain.from_iterable(combinations(stored, size) for size in sizes)
 
 
 async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) -> None:
@@ -675,6 +691,10 @@ RULES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     "groups are updated that are too old for the archive": (
         {"keep_archived": Keep(seconds=100)},
         [("wait", 120), ("update", ["uid-0"], "archived", None)],
+    ),
+    "random groups are evicted for a put that is refused": (
+        {"capacity": Capacity(groups=2), "eviction": "uniform", "on_evict": "delete"},
+        [("put", of(uid), "error") for uid in ("uid-0", "uid-1", "uid-2", "uid-3")],
     ),
     "open groups exceed a lowered capacity": (
         {},
