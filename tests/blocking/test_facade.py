@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
+import time
 from typing import Any, assert_type
 
 import pytest
@@ -109,6 +111,84 @@ def test_a_loader_is_an_iterator(buffer: blocking.Buffer) -> None:
     again.load_state_dict({"step": 9, "draws": []})
     assert again.state_dict()["step"] == 9
     again.close()
+
+
+def test_threads_take_turns_with_a_loader(buffer: blocking.Buffer) -> None:
+    """A request acks the batch before, whichever thread had it."""
+    buffer.put(groups(8))
+    turn = threading.Lock()
+    seen: list[int] = []
+    with buffer.loader(1, Fifo(), lease=True, num_steps=6, ttl=60) as loader:
+
+        def consume() -> None:
+            while True:
+                with turn:
+                    batch = next(loader, None)
+                if batch is None:
+                    return
+                seen.extend(batch.ids)
+
+        threads = [threading.Thread(target=consume) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == [1, 2, 3, 4, 5, 6]
+    assert buffer.count(statuses=GroupStatus.ARCHIVED) == 6
+    assert buffer.leases() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_closed_loader(buffer: blocking.Buffer, prefetch: int) -> None:
+    """It also ends a request of another thread that waits."""
+    errors: list[BaseException] = []
+
+    def consume(loader: blocking.Loader) -> None:
+        try:
+            next(loader)
+        except BaseException as error:
+            errors.append(error)
+
+    with buffer.loader(2, lease=True, prefetch=prefetch) as loader:
+        thread = threading.Thread(target=consume, args=(loader,))
+        thread.start()
+        while not loader._wrapped._requesting.locked():
+            time.sleep(0.001)
+        with pytest.raises(InvalidInputError, match="one request at a time"):
+            next(loader)
+    thread.join(60)
+    buffer.put(groups(2))
+    with pytest.raises(InvalidInputError, match="one that was closed"):
+        next(loader)
+    with pytest.raises(InvalidInputError, match="one that was closed"), loader:
+        pass
+    assert [str(one) for one in errors] == [
+        "loader: expected one that is open, got one that was closed"
+    ]
+    assert buffer.count(statuses=GroupStatus.COMPLETED) == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_collate_may_exit(buffer: blocking.Buffer, prefetch: int) -> None:
+    """The thread of the store continues."""
+    buffer.put(groups(4))
+    with buffer.loader(2, lease=True, prefetch=prefetch, collate=lambda _: sys.exit(3)) as loader:
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                next(loader)
+    assert buffer.count(statuses=GroupStatus.COMPLETED) == 4
+
+
+def test_a_lease_is_entered_once(buffer: blocking.Buffer) -> None:
+    buffer.put(groups(2))
+    message = "lease: expected one whose block was not entered before"
+    with buffer.lease(2, ttl=60) as lease:
+        with pytest.raises(InvalidInputError, match=message), lease:
+            pass
+        assert buffer.count(statuses=GroupStatus.LEASED) == 2
+    with pytest.raises(InvalidInputError, match=message), lease:
+        pass
+    assert buffer.count(statuses=GroupStatus.ARCHIVED) == 2
 
 
 def test_copy_between_stores(

@@ -322,6 +322,136 @@ async def test_a_cancelled_wait_loses_nothing(buffer: Buffer) -> None:
         assert (await anext(loader)).ids == more
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_two_requests_at_a_time(buffer: Buffer, prefetch: int) -> None:
+    await buffer.put(groups(8))
+    seen: list[int] = []
+    async with buffer.loader(
+        2, Fifo(), lease=True, prefetch=prefetch, num_steps=3, ttl=60
+    ) as loader:
+
+        async def consume() -> None:
+            async for batch in loader:
+                seen.extend(batch.ids)
+
+        done = await asyncio.gather(consume(), consume(), return_exceptions=True)
+    assert [str(error) for error in done if error is not None] == [
+        "loader: expected one request at a time, got a second one"
+    ]
+    assert len(seen) == len(set(seen)) == 6
+    assert await counted(buffer, GroupStatus.ARCHIVED) == 6
+    assert await counted(buffer, GroupStatus.COMPLETED) == 2
+    assert await buffer.leases() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("lease", [True, False])
+async def test_a_closed_loader_draws_nothing(buffer: Buffer, prefetch: int, lease: bool) -> None:
+    await buffer.put(groups(4))
+    async with buffer.loader(1, lease=lease, prefetch=prefetch) as loader:
+        await anext(loader)
+    drawn = len(await buffer.draws())
+    state = loader.state_dict()
+    message = "loader: expected one that is open, got one that was closed"
+    with pytest.raises(InvalidInputError, match=message):
+        await anext(loader)
+    with pytest.raises(InvalidInputError, match=message):
+        await loader.__aenter__()
+    with pytest.raises(InvalidInputError, match=message):
+        loader.load_state_dict(state)
+    assert len(await buffer.draws()) == drawn
+    assert await buffer.leases() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_closing_ends_a_request_that_waits_for_groups(buffer: Buffer, prefetch: int) -> None:
+    async with asyncio.timeout(60), buffer.loader(2, lease=True, prefetch=prefetch) as loader:
+        waiting = asyncio.create_task(anext(loader))
+        await asyncio.sleep(0.05)
+    with pytest.raises(InvalidInputError, match="one that was closed"):
+        await waiting
+    await buffer.put(groups(2))
+    assert await counted(buffer, GroupStatus.COMPLETED) == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_closing_releases_a_batch_that_is_being_made(buffer: Buffer, prefetch: int) -> None:
+    await buffer.put(groups(4))
+    began, end = threading.Event(), threading.Event()
+
+    def collate(batch: Batch) -> None:
+        began.set()
+        end.wait(60)
+
+    loader = buffer.loader(2, lease=True, prefetch=prefetch, collate=collate)
+    waiting = asyncio.create_task(anext(loader))
+    assert await asyncio.to_thread(began.wait, 60)
+    await loader.aclose()
+    end.set()
+    with pytest.raises(InvalidInputError, match="one that was closed"):
+        await waiting
+    assert await counted(buffer, GroupStatus.COMPLETED) == 4
+    assert await buffer.leases() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_closing_waits_for_an_ack(
+    buffer: Buffer, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that acks gets an error instead of a batch. Its own batch stays acked."""
+    await buffer.put(groups(6))
+    acking, end = asyncio.Event(), asyncio.Event()
+    ack = Lease.ack
+
+    async def slow_ack(lease: Lease) -> Any:
+        acking.set()
+        await end.wait()
+        return await ack(lease)
+
+    async with asyncio.timeout(60):
+        async with buffer.loader(2, Fifo(), lease=True, prefetch=prefetch) as loader:
+            await anext(loader)
+            monkeypatch.setattr(Lease, "ack", slow_ack)
+            waiting = asyncio.create_task(anext(loader))
+            await acking.wait()
+            asyncio.get_running_loop().call_later(0.05, end.set)
+        with pytest.raises(InvalidInputError, match="one that was closed"):
+            await waiting
+    assert await counted(buffer, GroupStatus.ARCHIVED) == 2
+    assert await counted(buffer, GroupStatus.COMPLETED) == 4
+    assert await buffer.leases() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_a_cancelled_request_leaves_nothing_without_prefetching(
+    buffer: Buffer, prefetch: int
+) -> None:
+    async with buffer.loader(2, Fifo(), lease=True, prefetch=prefetch) as loader:
+        waiting = asyncio.create_task(anext(loader))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await buffer.put(groups(2))
+        await settled(buffer, GroupStatus.LEASED, 2 if prefetch else 0)
+        assert len(await anext(loader)) == 2
+
+
+async def test_the_state_of_a_closed_loader_has_the_prefetched_draws(buffer: Buffer) -> None:
+    await buffer.put(groups(20))
+    async with buffer.loader(2, Uniform(), prefetch=2) as loader:
+        first = await anext(loader)
+
+        async def two_are_ready() -> bool:
+            return len(loader.state_dict()["draws"]) == 2
+
+        await until(two_are_ready)
+        state = loader.state_dict()
+    assert loader.state_dict() == state
+    assert state["draws"] == [draw.id for draw in reversed(await buffer.draws(limit=2))]
+    assert first.draw_id not in state["draws"]
+
+
 async def test_batch_sizes_that_are_refused(buffer: Buffer) -> None:
     with pytest.raises(InvalidInputError, match="at_least"):
         buffer.loader(2, at_least=3)

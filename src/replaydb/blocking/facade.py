@@ -216,6 +216,8 @@ class Lease(_Managed):
     def __enter__(self) -> Self:
         try:
             self._thread.run(self._wrapped.__aenter__)
+        except InvalidInputError:  # another block of the lease
+            raise
         except BaseException:
             self._thread.run(lambda: _released(self), shielded=True)
             raise
@@ -267,6 +269,7 @@ class Loader(_Managed, Generic[Collated]):
         return made[0]
 
     def __enter__(self) -> Self:
+        self._wrapped._check_open()
         return self
 
 

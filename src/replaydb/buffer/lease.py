@@ -45,7 +45,8 @@ class Lease:
     Get it from `Buffer.lease`, or from `Buffer.open_lease` for a lease that another process took.
     Inside `async with`, a heartbeat extends the lease while the event loop runs. At the end of the
     block, the groups that are still leased are acked, or nacked if the block raised. If another
-    process has deleted or replaced some of them, the others are acked and a warning is logged.
+    process has deleted or replaced some of them, the others are acked and a warning is logged. The
+    block can be entered once.
 
     Attributes:
         id: Id of the lease, at least 1. An empty lease has the id 0: it is not stored, does not
@@ -177,6 +178,8 @@ class Lease:
         )
 
     async def __aenter__(self) -> Self:
+        if self._heartbeat is not None:
+            raise InvalidInputError("lease", "one whose block was not entered before", self)
         if self.id:
             self._heartbeat = asyncio.create_task(self._keep_alive())
         return self

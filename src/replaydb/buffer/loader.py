@@ -72,6 +72,10 @@ class Loader(Generic[Collated]):
     With leases, asking for the next batch acks the current one. Leaving `async with` acks the
     current batch, or nacks it if the block raised; `aclose` nacks it. Prefetched batches are
     released.
+
+    A loader has one consumer, and cannot be used after it was closed. A request while another one
+    runs, or after the end, raises `InvalidInputError`; so does one that waits when the loader is
+    closed.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class Loader(Generic[Collated]):
         self._producer: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._current: _Item | None = None
+        self._requesting = asyncio.Lock()
+        self._is_closed = False
 
     @property
     def lease(self) -> Lease | None:
@@ -118,9 +124,10 @@ class Loader(Generic[Collated]):
             state: Result of `state_dict`.
 
         Raises:
-            InvalidInputError: A batch was already asked for, or `state` is not a result of
-                `state_dict`.
+            InvalidInputError: A batch was already asked for, the loader was closed, or `state` is
+                not a result of `state_dict`.
         """
+        self._check_open()
         if self._producer is not None or self._ready:
             raise InvalidInputError("state", "a call before the first batch", "a running loader")
         checked = checked_state(state)
@@ -131,6 +138,18 @@ class Loader(Generic[Collated]):
         return self
 
     async def __anext__(self) -> Collated:
+        self._check_open()
+        if self._requesting.locked():
+            raise InvalidInputError("loader", "one request at a time", "a second one")
+        async with self._requesting:
+            return await self._next()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidInputError("loader", "one that is open", "one that was closed")
+
+    async def _next(self) -> Collated:
+        """Ack the current batch and return the next one."""
         if (lease := self.lease) is not None:
             try:
                 await lease.__aexit__(None, None, None)
@@ -156,6 +175,7 @@ class Loader(Generic[Collated]):
             self._next_step -= 1
 
     async def __aenter__(self) -> Self:
+        self._check_open()
         return self
 
     async def __aexit__(
@@ -172,43 +192,57 @@ class Loader(Generic[Collated]):
 
     async def _close(self, error: BaseException | None) -> None:
         """Stop drawing, then end the leases: the producer must not draw the released groups."""
+        self._is_closed = True
+        self._notify()  # ends a request that waits for its batch
+        self._to_redraw = deque(self.state_dict()["draws"])  # for a later `state_dict`
+        await self._stop()
+        async with self._requesting:  # its lease has been acked
+            lease, self._current = self.lease, None
+            unused = [item.lease for item in self._ready if item.lease is not None]
+            self._ready.clear()
+            try:
+                if lease is not None:
+                    await _end(lease, error)
+            finally:
+                for one in unused:
+                    await _end(one, _closed())
+
+    async def _stop(self) -> None:
+        """Stop drawing, and wait until the batch that is being made is released."""
         if self._producer is not None:
             self._producer.cancel()
             await asyncio.wait([self._producer])
             self._producer = None
-        lease, self._current = self.lease, None
-        unused = [item.lease for item in self._ready if item.lease is not None]
-        self._ready.clear()
-        try:
-            if lease is not None:
-                await _end(lease, error)
-        finally:
-            for one in unused:
-                await _end(one, _closed())
 
     async def _take(self) -> _Item:
         """Wait for the next item and return it."""
-        if self._prefetch == 0:
-            return self._ready.popleft() if self._ready else await self._make(self._next_step)
-        if self._producer is None or self._producer.done():
+        self._check_open()  # it may have been closed while the batch before was acked
+        is_idle = self._producer is None or self._producer.done()
+        if is_idle and (self._prefetch or not self._ready):
             self._producer = asyncio.create_task(self._produce())
-        while not self._ready:
-            await self._wait()
+        try:
+            while not self._ready:
+                await self._wait()
+                self._check_open()
+        except asyncio.CancelledError:
+            if not self._prefetch:
+                await run_to_completion(self._stop())
+            raise
         item = self._ready.popleft()
         self._notify()
         return item
 
     async def _produce(self) -> None:
-        """Prefetch items until one is an error."""
+        """Prefetch items until one is an error. Without prefetching, make one item."""
         while True:
-            while len(self._ready) >= self._prefetch:
+            while len(self._ready) >= max(self._prefetch, 1):
                 await self._wait()
             step = self._next_step + len(self._ready)
             if self._end is not None and step >= self._end:
                 return
             self._ready.append(item := await self._make(step))
             self._notify()
-            if item.error is not None:
+            if item.error is not None or not self._prefetch:
                 return
 
     async def _make(self, step: int) -> _Item:
@@ -226,7 +260,7 @@ class Loader(Generic[Collated]):
         except BaseException as error:
             if lease is not None:
                 await run_to_completion(_end(lease, _closed()))
-            if not isinstance(error, Exception):
+            if isinstance(error, asyncio.CancelledError):
                 raise
             return _Item(error=error)
         finally:
@@ -257,7 +291,7 @@ class _Item:
     draw_id: int | None = None
     lease: Lease | None = None
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None  # a task would raise SystemExit in the event loop
 
 
 def _closed() -> BaseException:
