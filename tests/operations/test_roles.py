@@ -230,6 +230,53 @@ def test_every_table_has_rights() -> None:
     assert metadata.tables.keys() - views - written == {"payload_place"}
 
 
+def test_only_an_owner_applies_roles(
+    login: Logins, postgres: PostgresServer, postgresql_url: str
+) -> None:
+    """The server ignores most of the statements of other users, with only a warning."""
+    analyst = login("analyst")
+    user = unquote(urlsplit(analyst).username or "")
+    prefix = user.partition("_")[0]
+    revoked = f'REVOKE INSERT ON payload FROM "{prefix}_writer"'
+    granted = f"SELECT has_table_privilege('{prefix}_writer', 'payload', 'INSERT')::int"
+    postgres.execute(postgresql_url, revoked)
+    expected = "applied by the owner of the tables: .* is not a member of that role; nothing was"
+    with pytest.raises(rdb.DatabaseError, match=expected):
+        asyncio.run(operations.roles(analyst, prefix=prefix, apply=True))
+    assert asyncio.run(operations.roles(analyst, prefix=prefix))  # anyone may print them
+    assert postgres.fetch_int(postgresql_url, granted) == 0
+    outcome = run("db", "roles", "--apply", url=analyst)
+    assert (outcome.exit_code, outcome.stdout, outcome.stderr.count("\n")) == (1, "", 1)
+    name = urlsplit(postgresql_url).username  # the owner
+    postgres.execute(postgresql_url, f'GRANT "{name}" TO "{user}"')  # a member may
+    asyncio.run(operations.roles(analyst, prefix=prefix, apply=True))
+    assert postgres.fetch_int(postgresql_url, granted) == 1
+
+
+def test_roles_can_use_the_schema(
+    login: Logins, postgres: PostgresServer, own_postgresql_url: str
+) -> None:
+    """The owner of the tables need not be the owner of their schema."""
+    user = f"t{uuid4().hex[:8]}"
+    url = own_postgresql_url
+    postgres.execute(url, f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'secret'")
+    names = [*metadata.tables, "replaydb_alembic_version"]
+    for name in names:
+        postgres.execute(url, f"ALTER TABLE {name} OWNER TO {user}")
+    postgres.execute(url, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
+    postgres.execute(url, f"GRANT USAGE ON SCHEMA public TO {user}")
+    parts = urlsplit(url)
+    own = urlunsplit(parts._replace(netloc=f"{user}:secret@{parts.netloc.rpartition('@')[2]}"))
+    with pytest.raises(rdb.DatabaseError, match="may not grant USAGE on schema 'public'"):
+        asyncio.run(operations.roles(own, prefix=user, apply=True))
+    postgres.execute(url, f"GRANT USAGE ON SCHEMA public TO {user} WITH GRANT OPTION")
+    assert asyncio.run(operations.roles(own, prefix=user, apply=True))
+    postgres.execute(url, f"REVOKE ALL ON SCHEMA public FROM {user} CASCADE")
+    for name in (f"{user}_writer", f"{user}_trainer", f"{user}_analyst", user):
+        postgres.execute(url, f'DROP OWNED BY "{name}"')
+        postgres.execute(url, f'DROP ROLE "{name}"')
+
+
 def test_the_command_prints_or_applies(
     postgres: PostgresServer, postgresql_url: str, sqlite_url: str
 ) -> None:

@@ -30,7 +30,8 @@ async def roles(
     Raises:
         NotSupportedError: The store is a SQLite file, which has no roles.
         SchemaError: The tables are not those of this version.
-        DatabaseError: A statement failed; nothing was changed.
+        DatabaseError: With `apply`, the user does not own the tables, or may not grant the use of
+            their schema; or a statement failed. Nothing was changed.
     """
     name = checks.name("prefix", prefix)
     run = checks.flag("apply", apply)
@@ -38,7 +39,7 @@ async def roles(
     tables = [*sorted(metadata.tables), revisions.VERSION_TABLE]
 
     def work(connection: Connection) -> tuple[str, ...]:
-        found = backend.role_statements(connection, name, tables)
+        found = backend.role_statements(connection, name, tables, apply=run)
         if run:
             for statement in found:
                 connection.execute(statement)

@@ -462,9 +462,11 @@ class PostgresqlBackend:
         """Do nothing: a server has roles."""
 
     def role_statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str]
+        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
     ) -> list[ExecutableDDLElement]:
         """Return the statements of `postgresql_roles`."""
+        if apply and (problem := postgresql_roles.problem(connection, prefix, tables)):
+            raise DatabaseError(f"{self.shown}: {problem}; nothing was changed")
         return list(postgresql_roles.statements(connection, prefix, tables))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:

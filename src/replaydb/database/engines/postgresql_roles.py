@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Connection, String, column, func, select, table
+from sqlalchemy import Connection, String, cast, column, func, not_, or_, select, table
+from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
@@ -136,7 +137,40 @@ def _grant(element: grant, compiler: DDLCompiler, **kw: Any) -> str:
 
 
 _NAME = column("rolname", String())
-_ROLES = select(_NAME).select_from(table("pg_roles", _NAME))
+_roles = table("pg_roles", _NAME, column("oid"))
+_ROLES = select(_NAME).select_from(_roles)
+_relations = table("pg_class", column("oid"), column("relname", String()), column("relowner"))
+
+
+def problem(connection: Connection, prefix: str, tables: Sequence[str]) -> str | None:
+    """Return why the user may not grant privileges on the tables and their schema; None: may.
+
+    The server would run the statements all the same, with only a warning, if the user has one of
+    the privileges.
+    """
+    owner = func.pg_get_userbyid(_relations.c.relowner)
+    others = select(_relations.c.relname, owner, func.current_user()).where(
+        _relations.c.oid.in_([cast(name, REGCLASS) for name in tables]),
+        not_(func.pg_has_role(_relations.c.relowner, "USAGE")),
+    )
+    if found := connection.execute(others.order_by(_relations.c.relname)).first():
+        name, owner_name, user = found
+        return (
+            f"roles are applied by the owner of the tables: {name} belongs to {owner_name!r}, and "
+            f"{user!r} is not a member of that role"
+        )
+    schema = func.current_schema()
+    names = [f"{prefix}_{ending}" for ending in RIGHTS]
+    usable = func.has_schema_privilege(_roles.c.oid, schema, "USAGE")
+    numbers = select(func.count()).select_from(_roles).where(_NAME.in_(names), usable)
+    may = or_(
+        func.has_schema_privilege(schema, "USAGE WITH GRANT OPTION"),
+        func.has_schema_privilege("public", schema, "USAGE"),
+        numbers.scalar_subquery() == len(names),
+    )
+    if found := connection.execute(select(schema, func.current_user()).where(not_(may))).first():
+        return f"{found[1]!r} may not grant USAGE on schema {found[0]!r}; its owner may"
+    return None
 
 
 def statements(

@@ -209,9 +209,14 @@ class Backend(Protocol):
         """Raise `NotSupportedError` if the engine has no roles."""
 
     def role_statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str]
+        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
     ) -> list[ExecutableDDLElement]:
-        """Return the statements that create roles for users. All of them may read these tables."""
+        """Return the statements that create roles for users. All of them may read these tables.
+
+        Raises:
+            DatabaseError: They are to be run (`apply`), and the server would ignore some of them
+                because the user may not grant these privileges.
+        """
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Let only one migration run until the transaction ends."""

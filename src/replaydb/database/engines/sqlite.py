@@ -293,7 +293,7 @@ class SqliteBackend:
         )
 
     def role_statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str]
+        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
     ) -> list[ExecutableDDLElement]:
         """Return nothing: there are no roles."""
         return []
