@@ -393,11 +393,13 @@ class Store:
         await self._database.close(end)
         await self._payloads.close(end)
 
-    async def _current_run(self, end: float) -> RunRow:
-        """Return this run. Insert it into the database if this is the first write.
+    async def _current_run(self, end: float, *, create: bool = True) -> RunRow:
+        """Return this run. Insert it into the database if it is new, unless `create` is False.
 
         If several first calls run concurrently, each inserts it within its own deadline.
         """
+        if self._run is None and not create:
+            return RunRow(0, self._lineage)
         if self._run is None:
 
             def work(connection: Connection) -> RunRow:

@@ -52,7 +52,7 @@ class BufferCore:
         payloads: Payloads,
         row: BufferRow,
         run_name: str,
-        run: Callable[[float], Awaitable[RunRow]],
+        run: Callable[..., Awaitable[RunRow]],
     ) -> None:
         self._database = database
         self._payloads = payloads
@@ -121,19 +121,32 @@ class BufferCore:
         work: Callable[[Connection, Scope], T],
         end: float | None = None,
         gate: Gate | None = None,
+        *,
+        records_run: bool = False,
     ) -> T:
-        """Run `work` in one read-write transaction. Arguments as for `Database.write`."""
-        return await self._transact(work, partial(self._database.write, gate=gate), end)
+        """Run `work` in one read-write transaction. Arguments as for `Database.write`.
+
+        Args:
+            work: Function that executes statements and returns a result.
+            end: Deadline.
+            gate: Of a commit with puts of other calls.
+            records_run: Whether `work` stores rows that refer to the run of the store, which is
+                inserted before if it is new.
+        """
+        transact = partial(self._database.write, gate=gate)
+        return await self._transact(work, transact, end, records_run=records_run)
 
     async def _transact(
         self,
         work: Callable[[Connection, Scope], T],
         transact: Callable[..., Awaitable[R]],
         end: float | None,
+        *,
+        records_run: bool,
     ) -> R:
         """Run `work` with `transact`, a method of the database, and expire groups if required."""
         limit = end_in(allowance()) if end is None else end
-        run = await self._run(limit)
+        run = await self._run(limit, create=records_run)
         scope = Scope(
             self._database.backend,
             self.id,
@@ -152,7 +165,8 @@ class BufferCore:
                 await self._maintain(error, limit)
             except DatabaseError as error:
                 # A foreign key may have failed. SQLite does not report which one.
-                if type(error) is DatabaseError and await self._is_deleted(run, limit):
+                is_other = type(error) is DatabaseError and records_run
+                if is_other and await self._is_deleted(run, limit):
                     raise UnknownRunError(self._run_name) from error
                 raise
             else:
@@ -285,7 +299,7 @@ class BufferCore:
             The number of groups that expired.
         """
         end = end_in(BULK_SECONDS)
-        done = await self._write(work, first_end or end)
+        done = await self._write(work, first_end or end, records_run=True)
         self._set_row(done.row)
         self._database.signal.announce()
         after = done.after

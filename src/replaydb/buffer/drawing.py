@@ -200,7 +200,7 @@ class Drawing(BufferCore):
             undone=undone,
         )
         try:
-            found, stored = await self._transact(work, transact, end)
+            found, stored = await self._transact(work, transact, end, records_run=True)
             self._database.signal.announce()
             if not request.loads:
                 return Result(Batch([]), found, {})

@@ -402,7 +402,7 @@ class Putting(BufferCore):
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                result = await self._write(work, end, gate)
+                result = await self._write(work, end, gate, records_run=True)
             except PackGoneError as error:
                 for pack in packs:
                     pack.is_gone = not pack.is_committed or pack.id in error.ids

@@ -229,11 +229,14 @@ class _Stores:
         """Put groups; return the number of new ones."""
         if name is None:
             raise InvalidInputError("buffer", "a name, since the rows have no buffer_name", None)
-        buffer = self._store(several[0].run).buffer(name, create=self._create)
+        buffer = self._store((None, None)).buffer(name, create=self._create)
         uids = [one.group.group_uid for one in several]
         known = {one.group_uid: one for one in buffer.find(uids=uids)}
         new = [one for one in several if one.group.group_uid not in known]
-        put = _put(buffer, [one.group for one in new])
+        put = 0
+        if new:  # a run is stored only with groups
+            of_run = self._store(new[0].run).buffer(name, create=False)
+            put = _put(of_run, [one.group for one in new])
         # Also for existing groups: an interrupted import may not have set their reasons.
         reasons: dict[str, list[str]] = {}
         for one in several:
