@@ -165,6 +165,23 @@ def open_each(rank: int, url: str, names: list[str]) -> None:
         ShardedBuffer(store.buffer(names[rank], create=False))
 
 
+def open_stores(rank: int, urls: list[str]) -> None:
+    """Open another database on every rank."""
+    with _sharded(urls[rank]):
+        pass
+
+
+def options_of_each(rank: int, url: str, call: str, options: list[dict[str, Any]]) -> list[int]:
+    """Lease or sample with other arguments on every rank. Return the ids that this rank reads."""
+    given = {"n": 4, "step": 0, "timeout": 60, **options[rank]}
+    given["tasks"] = iter([given.get("tasks", "gsm8k")])
+    with _sharded(url) as buffer:
+        if call == "sample":
+            return buffer.sample(**given).ids
+        with buffer.lease(**{"ttl": 60, **given}) as lease:
+            return lease.batch.ids
+
+
 def mesh(rank: int, url: str, shards: list[int], num_shards: list[int]) -> list[int]:
     """Take a step on a mesh. Return the ids that this rank reads."""
     with (

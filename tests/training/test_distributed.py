@@ -412,6 +412,75 @@ def test_ranks_of_different_buffers(ranks: Ranks, buffer: blocking.Buffer, url: 
             raise error
 
 
+def test_ranks_of_different_databases(
+    ranks: Ranks, buffer: blocking.Buffer, url: str, tmp_path: Path
+) -> None:
+    """Their buffers have the same name and id."""
+    other = f"sqlite:///{tmp_path}/other.db"
+    with blocking.Store.open(other) as store:
+        assert store.buffer("math").id == buffer.id
+    pattern = (
+        r"database: expected the same on all ranks, got \['one whose buffer was created at .*'\] "
+        "on ranks 0 to 3"
+    )
+    for error in ranks.call(calls.open_stores, [url, url, other, url]):
+        with pytest.raises(rdb.InvalidInputError, match=pattern):
+            raise error
+
+
+DIFFERENT: list[tuple[str, Any, str]] = [
+    ("n", 8, r"\[4, 4, 8, 4\] on ranks 0 to 3"),
+    ("n", {"gsm8k": 4, "code": 4}, "tasks: expected None if n has a number per task"),
+    ("policy", rdb.Lifo(), r"'Lifo\(\)'"),
+    ("tasks", "code", r"\['code'\]"),
+    ("max_staleness", 3, r"\[None, None, 3, None\]"),
+    ("runs", ["b", "a"], r"\['a', 'b'\]"),
+    ("even", False, r"\[True, True, False, True\]"),
+    ("timeout", -1, "expected a finite number >= 0"),
+    ("where", "reward_std > 0", "expected an expression over replaydb.col"),
+]
+ONLY_LEASES: list[tuple[str, Any, str]] = [
+    ("ttl", 30, r"\[60.0, 60.0, 30.0, 60.0\]"),
+    ("ttl", -1, "expected a"),
+    ("at_least", 2, r"\[4, 4, 2, 4\]"),
+]
+
+
+@pytest.mark.parametrize("call", ["lease", "sample"])
+def test_ranks_with_other_arguments(
+    ranks: Ranks, buffer: blocking.Buffer, url: str, call: str
+) -> None:
+    for name, value, message in DIFFERENT + (ONLY_LEASES if call == "lease" else []):
+        options = [{}, {}, {name: value}, {}]
+        for error in ranks.call(calls.options_of_each, url, call, options):
+            assert isinstance(error, rdb.InvalidInputError), (name, error)
+            assert re.search(message, str(error)), str(error)
+            assert message.startswith("tasks:") or error.field == name
+    assert (buffer.leases(), buffer.draws()) == ([], [])
+    # A condition or a timeout may depend on the clock. Those of the first rank count.
+    options = [
+        {"where": rdb.col.num_tokens > 4500 - rank * 1000, "timeout": 60 - rank}
+        for rank in range(4)
+    ]
+    found = ranks.call(calls.options_of_each, url, call, options)
+    assert sorted(chain(*found)) == [5, 6, 7, 8]
+
+
+def test_a_lease_of_ranks_is_entered_once(url: str) -> None:
+    with blocking.Store.open(url, run="grpo") as store:
+        buffer = store.buffer("math")
+        buffer.put(groups(2))
+        block = ShardedBuffer(buffer).lease(2, ttl=60, step=0)
+        message = "lease: expected a new ShardedBuffer.lease for each block, got the same"
+        with block:
+            with pytest.raises(rdb.InvalidInputError, match=message):
+                block.__enter__()
+            assert buffer.count(statuses="leased") == 2
+        with pytest.raises(rdb.InvalidInputError, match=message), block:
+            pass
+        assert buffer.count(statuses="archived") == 2
+
+
 @pytest.mark.parametrize("shard", ["batch", "step"])
 def test_a_dataset_divides_each_batch(
     ranks: Ranks, buffer: blocking.Buffer, url: str, shard: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch.distributed as dist
 from sqlalchemy import ColumnElement
@@ -14,6 +15,7 @@ from replaydb import blocking, checks
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import warn_of_losses
+from replaydb.buffer.requests import draw_request
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -23,6 +25,37 @@ from replaydb.errors import (
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 from replaydb.results import AckReport
 from replaydb.training.ranks import Ranks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Block(AbstractContextManager[T]):
+    """A block of code that can be entered once."""
+
+    def __init__(self, block: AbstractContextManager[T]) -> None:
+        self._block = block
+        self._was_entered = False
+
+    def __enter__(self) -> T:
+        if self._was_entered:  # contextlib raises an AttributeError
+            raise InvalidInputError("lease", "a new ShardedBuffer.lease for each block", "the same")
+        self._was_entered = True
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+
+def _block(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """Return a function that returns a context manager, as `contextlib.contextmanager` does."""
+    begin = contextmanager(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _Block(begin(*args, **kwargs))
+
+    return call
 
 
 class ShardedBuffer:
@@ -64,7 +97,8 @@ class ShardedBuffer:
 
         Raises:
             InvalidInputError: On every rank, if an argument of one is invalid, a part belongs to no
-                rank or to more ranks than another, or the ranks do not agree.
+                rank or to more ranks than another, or the ranks do not agree. Or they have opened
+                different buffers, also of the same name in two databases.
         """
         self._ranks = ranks = Ranks(group)
         self._buffer = buffer
@@ -82,7 +116,14 @@ class ShardedBuffer:
 
         given = ranks.on_all(checked)
         self.shard, self.num_shards, self._owner = *given[ranks.rank][:2], given[0][2]
-        ranks.same(lambda: {"num_shards": self.num_shards, "buffer": (buffer.name, buffer.id)})
+        row = buffer._wrapped._row
+        ranks.same(
+            lambda: {
+                "num_shards": self.num_shards,
+                "buffer": (row.name, row.id),
+                "database": f"one whose buffer was created at {row.created_at}",
+            }
+        )
         shards = [part for part, _, _ in given]
         numbers = Counter(shards)
         if len(numbers) < self.num_shards or len(set(numbers.values())) > 1:
@@ -95,7 +136,7 @@ class ShardedBuffer:
     def __repr__(self) -> str:
         return f"ShardedBuffer({self._buffer.name!r}, shard {self.shard} of {self.num_shards})"
 
-    @contextmanager
+    @_block
     def lease(
         self,
         n: int | Mapping[str, int],
@@ -127,11 +168,11 @@ class ShardedBuffer:
             ttl: Duration of the lease in seconds from its last extension.
             step: Trainer step of the batch, the same on all ranks.
             tasks: Name or names of the tasks to draw from. Default: all tasks.
-            where: Condition over `replaydb.col` that groups must meet.
+            where: Condition over `replaydb.col` that groups must meet: that of the first rank.
             max_staleness: Maximum staleness of the groups, in policy versions.
             runs: Name or names of runs: lease only groups that they put. Default: all runs.
-            timeout: Seconds to wait until enough groups are eligible. None (default) waits
-                indefinitely. The process group may have a time limit of its own.
+            timeout: Seconds to wait until enough groups are eligible, on the first rank. None
+                (default) waits indefinitely. The process group may have a time limit of its own.
             at_least: Smallest acceptable number of groups. Default: `n`.
             even: Whether all parts must have the same number of groups. With False, the numbers
                 differ by at most 1.
@@ -143,11 +184,16 @@ class ShardedBuffer:
             NotEnoughGroupsError: Too few groups were eligible until `timeout`.
             CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
                 `failed`, and the others were released.
-            InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
-                and `num_shards` does not divide the number of groups. Or the buffer does not record
-                draws. No group stays leased.
+            InvalidInputError: An argument is invalid or, except for `where` and `timeout`, not the
+                same on all ranks; or `even` and `num_shards` does not divide the number of groups.
+                Or the buffer does not record draws, or the block was entered before. No group stays
+                leased.
         """
-        number = self._step("lease", step)
+        given = self._agreed(
+            "lease", step, n, policy, tasks, where, max_staleness, runs, timeout, even,
+            at_least=at_least, ttl=ttl,
+        )  # fmt: skip
+        number = given["step"]
         leased: blocking.Lease | None = None  # on the first rank
         with ExitStack() as stack:
 
@@ -159,9 +205,9 @@ class ShardedBuffer:
                     if at_least is None:
                         self._check_divides(n, even)
                     opened = self._buffer.lease(
-                        n, policy, ttl=ttl, owner=self._owner, tasks=tasks, where=where,
-                        max_staleness=max_staleness, runs=runs, step=number, timeout=timeout,
-                        at_least=at_least, load=False,
+                        n, policy, ttl=ttl, owner=self._owner, tasks=given["tasks"], where=where,
+                        max_staleness=max_staleness, runs=given["runs"], step=number,
+                        timeout=timeout, at_least=at_least, load=False,
                     )  # fmt: skip
                 leased = stack.enter_context(opened)
                 return _Assigned(opened.id, self._parts(opened, even), self._buffer.policy_version)
@@ -207,7 +253,7 @@ class ShardedBuffer:
             policy: Sampling strategy, see `Buffer.sample`.
             step: Trainer step of the batch, the same on all ranks.
             tasks: Name or names of the tasks to draw from. Default: all tasks.
-            where: Condition over `replaydb.col` that groups must meet.
+            where: Condition over `replaydb.col` that groups must meet: that of the first rank.
             max_staleness: Maximum staleness of the groups, in policy versions.
             runs: Name or names of runs: draw only groups that they put. Default: all runs.
             timeout: Seconds to wait until enough groups are eligible, as for `lease`.
@@ -222,18 +268,21 @@ class ShardedBuffer:
             UnknownDrawError: The record of the draw was deleted meanwhile, see `keep_draws`.
             CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
                 `failed`.
-            InvalidInputError: An argument is invalid, the ranks ask for different steps, or `even`
-                and `num_shards` does not divide `n`. Or the settings of the buffer do not allow to
-                share a draw: it is not recorded, or drops the payloads of the groups.
+            InvalidInputError: An argument is invalid or, except for `where` and `timeout`, not the
+                same on all ranks; or `even` and `num_shards` does not divide `n`. Or the settings
+                of the buffer do not allow to share a draw: it is not recorded, or drops the
+                payloads of the groups.
         """
-        number = self._step("sample", step)
+        given = self._agreed(
+            "sample", step, n, policy, tasks, where, max_staleness, runs, timeout, even
+        )
 
         def draw() -> tuple[int | None, list[list[int]]]:
             self._check_recorded()
             self._check_divides(n, even)
             draw_id, num_tokens = self._buffer._sample_unread(
-                n, policy, timeout=timeout, tasks=tasks, where=where,
-                max_staleness=max_staleness, runs=runs, step=number,
+                n, policy, timeout=timeout, tasks=given["tasks"], where=where,
+                max_staleness=max_staleness, runs=given["runs"], step=given["step"],
             )  # fmt: skip
             parts = divided("num_shards", num_tokens.values(), self.num_shards, even=even)
             ids = list(num_tokens)
@@ -244,11 +293,45 @@ class ShardedBuffer:
             return Batch([])
         return self._read(lambda ids: self._buffer._read_drawn(draw_id, ids), parts[self.shard])
 
-    def _step(self, call: str, step: int) -> int:
-        """Check that all ranks make this call, for the same step."""
-        found = self._ranks.same(lambda: {"call": call, "step": checks.whole_number("step", step)})
-        number: int = found["step"]
-        return number
+    def _agreed(
+        self,
+        call: str,
+        step: int,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy,
+        tasks: str | Iterable[str] | None,
+        where: ColumnElement[bool] | None,
+        max_staleness: int | None,
+        runs: str | Iterable[str] | None,
+        timeout: float | None,
+        even: bool,
+        *,
+        at_least: int | None = None,
+        ttl: float | None = None,
+    ) -> dict[str, Any]:
+        """Check that all ranks make this call with the same arguments. Return these.
+
+        `where` and `timeout` are checked but not compared: they may depend on the clock.
+        """
+
+        def given() -> dict[str, Any]:
+            of_tasks, of_runs = checks.names("tasks", tasks), checks.names("runs", runs)
+            request = draw_request(n, policy, of_tasks, where, max_staleness, of_runs, at_least)
+            checks.seconds("timeout", timeout)
+            return {
+                "call": call,
+                "step": checks.whole_number("step", step),
+                "n": n if not isinstance(n, Mapping) else dict(n),
+                "policy": request.policy,
+                "tasks": of_tasks and sorted(of_tasks),
+                "max_staleness": max_staleness,
+                "runs": of_runs and sorted(of_runs),
+                "at_least": request.at_least,
+                "ttl": checks.optional(checks.duration, "ttl", ttl),
+                "even": checks.flag("even", even),
+            }
+
+        return self._ranks.same(given)
 
     def _read(self, read: Callable[[list[int]], Batch], ids: list[int]) -> Batch:
         """Read the groups of this rank, if all ranks can read theirs."""

@@ -60,7 +60,8 @@ class Ranks:
             # Ranks that make different calls have different names.
             values = [one.get(name) for one in given]
             if any(one != values[0] for one in values):
-                raise InvalidInputError(name, "the same on all ranks", values)
+                received = f"{values} on ranks 0 to {self.size - 1}"
+                raise InvalidInputError(name, "the same on all ranks", received)
         return mine
 
     def on_first(self, call: Callable[[], T]) -> T:

@@ -42,6 +42,7 @@ class BufferRow:
         limited_inserts: Groups put since the rate limit was set.
         limited_samples: Groups drawn since the rate limit was set.
         settings: Its settings.
+        created_at: When it was created.
         uses_payload_store: Whether new payloads are stored outside the database.
         pending_tags: Tags whose index is still being filled or emptied. The value is the id below
             which groups have not been processed.
@@ -58,6 +59,7 @@ class BufferRow:
     limited_inserts: int
     limited_samples: int
     settings: BufferSettings
+    created_at: datetime
     uses_payload_store: bool
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
@@ -90,6 +92,7 @@ class BufferRow:
             row.limited_inserts,
             row.limited_samples,
             BufferSettings.from_json(row.settings),
+            row.created_at,
             bool(row.uses_payload_store),
             row.pending_tags or {},
             getattr(row, "read_at", None),
