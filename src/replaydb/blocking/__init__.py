@@ -13,6 +13,8 @@ If a signal handler raises during a call, as on Ctrl-C, the call is cancelled an
 exception is raised: nothing continues in the background. `docs/training.md` lists the instructions
 of the interpreter at which an interrupt can still leave a lease until its ttl.
 
+Functions that are passed to a call run in threads of the store. They cannot make blocking calls.
+
 A store cannot be used in a forked process, because connections cannot be shared. There it raises
 `NotSupportedError`; open another store in the child.
 """

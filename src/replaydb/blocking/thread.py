@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
+from replaydb import threads
 from replaydb.blocking.interrupts import Interrupts
 from replaydb.cancellation import run_to_completion
 from replaydb.errors import NotSupportedError, StoreClosedError
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Work = Callable[[], Coroutine[Any, Any, R]]
@@ -125,6 +130,8 @@ class EventLoopThread:
         self._last: Work[None] | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._left: set[asyncio.Task[None]] = set()  # work that no thread waits for
+        self._in_order = asyncio.Lock()
 
     @classmethod
     def opening(cls, work: Callable[[Self], Coroutine[Any, Any, R]]) -> R:
@@ -151,13 +158,24 @@ class EventLoopThread:
         Args:
             work: Function that returns the coroutine to run.
             shielded: Whether to wait for the end of the work instead of cancelling it. The
-                exception is raised then.
+                exception is raised then. If this thread must not wait, because it is one of a
+                store or collects garbage, the work is only submitted, and its errors are logged.
             unwanted: Releases a result that cannot be returned because of such an exception.
 
         Raises:
             StoreClosedError: The store was closed.
-            NotSupportedError: The store was opened by another process.
+            NotSupportedError: The store was opened by another process, or this is a thread of a
+                store.
         """
+        if shielded and not threads.can_wait():
+            self._leave(work)
+            return cast("R", None)  # what is shielded returns nothing
+        if threads.is_of_a_store():
+            raise NotSupportedError(
+                "a blocking call cannot be made in a thread of a store, where it could wait for "
+                "itself: not in a function or iterator that is passed to a call, a logging handler "
+                "or a finalizer; make it before the call, and pass its result"
+            )
         call: _Call[R] | None = None
         try:
             with Interrupts() as interrupts:
@@ -197,15 +215,20 @@ class EventLoopThread:
         """Run `last`, by default that of `close_with`, and end the thread.
 
         Idempotent. Does nothing in a forked process. An interrupt is raised after the thread has
-        ended.
+        ended. Does not wait in a thread of a store, or if the garbage collector calls it.
         """
         if os.getpid() != self._process:
+            return
+        if not threads.can_wait() and self._thread is not None:
+            closing = threading.Thread(target=self.close, args=(last,), name="replaydb-close")
+            closing.daemon = True
+            closing.start()
             return
         with Interrupts() as interrupts, self._closing:
             last = last or self._last
             try:
                 if last is not None and not self._is_closed:
-                    call = _Call(last)
+                    call = _Call(partial(self._finish, last))
                     self._send(call)
                     call.wait_through(interrupts)
                     call.result()
@@ -227,15 +250,46 @@ class EventLoopThread:
                 self._start()
             call.begin(self._loop)
 
+    def _leave(self, work: Work[Any]) -> None:
+        """Submit work that no thread waits for.
+
+        This takes no lock: a thread that holds it may wait for this one.
+        """
+
+        async def logged() -> None:
+            try:
+                async with self._in_order:
+                    await work()
+            except BaseException:
+                logger.exception("the end of a block failed, for which no thread waited")
+
+        def start() -> None:
+            task = asyncio.ensure_future(logged())
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+
+        if self._is_closed:
+            raise StoreClosedError
+        self._loop.call_soon_threadsafe(start)
+
+    async def _finish(self, last: Work[None]) -> None:
+        async with self._in_order:  # after the work that was left
+            await last()
+
     def _start(self) -> None:
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def serve() -> None:
-            stopped = asyncio.Event()
-            started.set_result((asyncio.get_running_loop(), stopped))
+            loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+            workers = ThreadPoolExecutor(
+                thread_name_prefix="replaydb-worker", initializer=threads.enter
+            )
+            loop.set_default_executor(workers)
+            started.set_result((loop, stopped))
             await stopped.wait()
 
         def run_loop() -> None:
+            threads.enter()
             try:
                 asyncio.run(serve())
             except BaseException as error:
@@ -263,7 +317,7 @@ class EventLoopThread:
             return
         if self._last is not None:
             with suppress(Exception):
-                call = _Call(self._last)
+                call = _Call(partial(self._finish, self._last))
                 self._send(call)
                 call.wait(EXIT_SECONDS)
         self._stop()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 from weakref import finalize
 
+from replaydb import threads
 from replaydb.cancellation import run_to_completion
 from replaydb.errors import DatabaseUnavailableError, StoreClosedError
 
@@ -155,6 +156,7 @@ class _Call(Generic[T]):
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    threads.enter()
     asyncio.set_event_loop(loop)
     try:
         _run_until_stopped(loop)

@@ -13,6 +13,7 @@ import aiosqlite
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.util import await_
 
+from replaydb import threads
 from replaydb.cancellation import run_to_completion
 from replaydb.errors import DatabaseUnavailableError
 from replaydb.memory import take
@@ -53,7 +54,12 @@ class EagerConnection(aiosqlite.Connection):
         Raises:
             DatabaseUnavailableError: No thread can be started.
         """
-        connection = cls(connect, iter_chunk_size=1)
+
+        def connect_here() -> sqlite3.Connection:
+            threads.enter()
+            return connect()
+
+        connection = cls(connect_here, iter_chunk_size=1)
         connection._begin = begin
         connection._thread.daemon = True
         try:
