@@ -8,14 +8,18 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from replaydb import Store, display
-from replaydb.cli import console
+from replaydb.cli import app, console
 
 #: Longer than any terminal.
 LONG = "x" * 500
@@ -41,6 +45,34 @@ def test_help_imports_no_heavy_module() -> None:
     heavy = {"torch", "alembic", "aiosqlite", "asyncpg", "pyarrow", "plotly", "prometheus_client"}
     assert "replaydb.cli.groups" in outcome.stdout.split()
     assert heavy.isdisjoint(outcome.stdout.split())
+
+
+def _numbers(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command and each of its options that is a float."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _numbers(inner, *words, name)
+    hints = get_type_hints(command.callback) if words and command.callback else {}
+    for option in command.params:
+        kind = hints.get(option.name)
+        if float in (kind, *get_args(kind)):
+            yield *words, option.opts[0]
+
+
+NUMBERS = list(_numbers(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("words", NUMBERS, ids=" ".join)
+def test_numbers_are_finite(words: tuple[str, ...]) -> None:
+    *command, option = words
+    buffer = [] if command[0] in ("metrics", "prune") else ["math"]
+    for value in "nan", "inf", "-inf", "1e999":
+        given = [*command, *buffer, "--url", "sqlite:///none.db", f"{option}={value}"]
+        outcome = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+        assert (outcome.exit_code, option in outcome.output) == (2, True), outcome.output
+
+
+def test_every_kind_of_command_has_numbers() -> None:
+    assert {words[0] for words in NUMBERS} == {"watch", "metrics", "prune", "groups", "episodes"}
 
 
 def test_a_table_in_a_pipe_is_complete(

@@ -47,6 +47,15 @@ def _buffer_names(context: typer.Context, incomplete: str) -> list[str]:
 BufferName = Annotated[
     str, typer.Argument(help="Name of the buffer.", autocompletion=_buffer_names)
 ]
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse NaN and infinite numbers, which minimums of options let pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with numbers in full precision.")]
 
 #: Width of the output, in characters, if it is not a terminal.

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from replaydb import extras
-from replaydb.cli.console import Url
+from replaydb.cli.console import Url, finite
 from replaydb.errors import InvalidInputError
 
 app = typer.Typer(help="Export Prometheus metrics.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def serve(
         int, typer.Option(min=1, help="Number of recent draws that the metrics cover.")
     ] = 100,
     max_age: Annotated[
-        float, typer.Option(min=0.0, help="Cache responses for this many seconds.")
+        float, typer.Option(min=0.0, callback=finite, help="Cache responses for this many seconds.")
     ] = 5.0,
     no_totals: Annotated[
         bool,

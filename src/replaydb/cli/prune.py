@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaydb.cli.console import Url, console, progress, with_store
+from replaydb.cli.console import Url, console, finite, progress, with_store
 from replaydb.cli.delete import described
 from replaydb.cli.selecting import Runs, Statuses, check_known
 from replaydb.display import human_size, printable
@@ -26,6 +26,7 @@ def prune(
         float | None,
         typer.Option(
             min=0.0,
+            callback=finite,
             help="Delete groups put more than this many days ago (only archived ones, unless"
             " --status is given).",
         ),
@@ -33,7 +34,11 @@ def prune(
     status: Statuses = None,
     draws_days: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Delete records of draws made more than this many days ago."),
+        typer.Option(
+            min=0.0,
+            callback=finite,
+            help="Delete records of draws made more than this many days ago.",
+        ),
     ] = None,
     buffer: Annotated[list[str] | None, typer.Option(help="Filter by buffer (repeatable).")] = None,
     run: Runs = None,
@@ -42,7 +47,9 @@ def prune(
     ] = False,
     min_hours: Annotated[
         float,
-        typer.Option(min=2.0, help="Skip packs written less than this many hours ago."),
+        typer.Option(
+            min=2.0, callback=finite, help="Skip packs written less than this many hours ago."
+        ),
     ] = 24.0,
 ) -> None:
     """Delete groups and draws by age, or unreferenced packs from the payload store.

@@ -12,7 +12,7 @@ import typer
 
 from replaydb.buffer import requests
 from replaydb.checks import INT64
-from replaydb.cli.console import with_store
+from replaydb.cli.console import finite, with_store
 from replaydb.database.group_columns import COLUMNS, col
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, UnknownGroupError
@@ -37,10 +37,18 @@ Statuses = Annotated[
 ]
 Runs = Annotated[list[str] | None, typer.Option("--run", help="Filter by run (repeatable).")]
 PromptUid = Annotated[str | None, typer.Option("--prompt", help="Filter by prompt uid.")]
-MinReward = Annotated[float | None, typer.Option(help="Minimum mean reward of a group.")]
-MaxReward = Annotated[float | None, typer.Option(help="Maximum mean reward of a group.")]
-MinEpisodeReward = Annotated[float | None, typer.Option(help="Minimum reward of an episode.")]
-MaxEpisodeReward = Annotated[float | None, typer.Option(help="Maximum reward of an episode.")]
+MinReward = Annotated[
+    float | None, typer.Option(callback=finite, help="Minimum mean reward of a group.")
+]
+MaxReward = Annotated[
+    float | None, typer.Option(callback=finite, help="Maximum mean reward of a group.")
+]
+MinEpisodeReward = Annotated[
+    float | None, typer.Option(callback=finite, help="Minimum reward of an episode.")
+]
+MaxEpisodeReward = Annotated[
+    float | None, typer.Option(callback=finite, help="Maximum reward of an episode.")
+]
 TagValues = Annotated[
     list[str] | None,
     typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaydb.cli.console import BufferName, Url, console, with_buffer
+from replaydb.cli.console import BufferName, Url, console, finite, with_buffer
 from replaydb.cli.dashboard import frame
 from replaydb.errors import DatabaseUnavailableError
 from replaydb.monitoring import RATE_SECONDS, BufferSnapshot, Rates, followed
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 def watch(
     url: Url,
     buffer: BufferName,
-    interval: Annotated[float, typer.Option(min=0.1, help="Refresh interval in seconds.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one measurement and exit.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="Refresh interval in seconds.")
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Measure rates for one interval, print once and exit.")
+    ] = False,
 ) -> None:
     """Show live sizes, rates, staleness, leases and blocked calls of a buffer until Ctrl-C."""
     from rich.live import Live
