@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import replaydb as rdb
-from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
+from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, analysis, codec
 from replaydb.analysis import decoded_groups
 from replaydb.episodes.flat import flatten
 from replaydb.errors import (
@@ -283,6 +283,38 @@ async def test_an_import_puts_in_batches(
 
 
 @postgresql_nightly
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+async def test_only_generated_text_is_escaped(
+    store: Store, url: str, tmp_path: Path, format: Any
+) -> None:
+    """Names and tags cannot have characters that need it: `␛0000` in them is not an escape."""
+    mark, stored = "␛0000 ␛241b", "␛0000 ␛241b0000 ␛241b241b"
+    text = f"\0 {mark}"
+    one = rdb.Episode(
+        prompt_ids=[1], response_ids=[2], finish_reason=mark, text=text, metadata={mark: text}
+    )
+    names: dict[str, Any] = {"task_name": f"t {mark}", "group_uid": mark, "prompt_uid": mark}
+    buffer = await store.buffer(f"b {mark}")
+    await buffer.put(EpisodeGroup(**names, episodes=[one], tags={mark: [mark]}, prompt=text))
+    of_group, of_episode, of_tokens = (
+        rows(url).to_table().to_pylist()[0]
+        for rows in (analysis.groups, analysis.episodes, analysis.tokens)
+    )
+    assert of_group.items() >= names.items()
+    assert of_tokens.items() >= names.items()
+    assert json.loads(of_group["tags"]) == json.loads(of_tokens["tags"]) == {mark: [mark]}
+    assert json.loads(of_tokens["prompt"]) == stored
+    for row in of_episode, of_tokens:
+        assert (row["task_name"], row["finish_reason"]) == (f"t {mark}", mark)
+        assert (row["text"], json.loads(row["metadata"])) == (stored, {mark: stored})
+    export_groups(url, tmp_path / "export", format=format)
+    assert import_groups(url, tmp_path / "export", buffer="copy", create=True).num_put == 1
+    [before], [after] = await buffer.get([1]), await (await store.buffer("copy")).get([2])
+    for name in (*names, "tags", "texts", "prompt"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert encoded(after) == encoded(before)
+
+
 async def test_an_import_of_no_groups_needs_a_store(
     buffer: Buffer, url: str, empty_sqlite_url: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,7 +110,7 @@ class DecodedGroup:
         prompt = self.group.prompt
         more = {
             "group_id": self.group.id,
-            "tags": _to_json(self.group.tags),
+            "tags": json.dumps(self.group.tags, ensure_ascii=False, separators=(",", ":")),
             "prompt": None if prompt is None else _to_json(prompt),
         }
         return tuple([more[name] if name in more else self.facts[name] for name in GROUP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -114,7 +115,7 @@ def _group(rows: Sequence[Row]) -> Incoming:
         group_uid=first["group_uid"],
         priority=1.0 if priority is None else priority,
         status=status,
-        tags=_json(first, "tags"),
+        tags=_tags(first),
         expected_episodes=first.get("expected_episodes"),
         prompt=_json(first, "prompt"),
         prompt_ids=first.get("group_prompt_ids"),
@@ -211,6 +212,11 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
     if begin != len(row["token_ids"]):
         raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])} tokens")
     return made
+
+
+def _tags(row: Row) -> Any:
+    text = row.get("tags")
+    return None if text is None else json.loads(text)  # never escaped, like names
 
 
 def _json(row: Row, name: str) -> Any:
