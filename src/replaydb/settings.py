@@ -168,7 +168,8 @@ class BufferSettings:
         eviction: Which groups are evicted.
         on_evict: "archive" keeps the metadata of an evicted group. "delete" deletes every group
             that would be archived: evicted, acked or drawn `max_times_sampled` times.
-        time_to_live: Seconds after the put when a group is evicted, unless it is leased.
+        time_to_live: Seconds after `put` or `open_group` when a group is evicted, unless it is
+            leased or pending.
         max_times_sampled: Number of draws after which a group is archived, at the draw or the ack.
         max_attempts: Number of leases without an ack after which a group becomes `failed`.
         on_ack: What happens to an acked group: "archive" it, or "return" it to be drawn again.

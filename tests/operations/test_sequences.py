@@ -206,6 +206,27 @@ async def test_a_put_that_gets_the_id_of_a_stored_group_stores_nothing(
     await check_invariants(postgresql_url)
 
 
+@pytest.mark.parametrize("why", ["evicted", "archived content"])
+async def test_a_replaced_group_that_gets_the_id_of_a_stored_one(
+    postgresql_url: str, why: str
+) -> None:
+    """It needs a new id, because the new content would be removed with the old."""
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math", keep_archived=rdb.Keep(count=9))
+        await buffer.put(groups(2))
+        if why == "evicted":
+            await buffer.update_settings(capacity=rdb.Capacity(groups=1))
+            await buffer.put(group("last"))
+        before = await buffer.find()
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(text("SELECT setval('episode_group_id_seq', 1, false)"))
+        new = group("gsm8k-0", status="completed" if why == "evicted" else "archived")
+        with pytest.raises(rdb.DatabaseError, match="of table episode_group is behind"):
+            await buffer.put(new, on_duplicate="replace")
+        assert await buffer.find() == before
+    await check_invariants(postgresql_url)
+
+
 async def test_a_sequence_that_was_set_by_hand(
     populated_postgresql_url: str, empty_postgresql_url: str
 ) -> None:

@@ -154,7 +154,9 @@ class Putting(BufferCore):
     ) -> int:
         """Open an incremental group: its episodes are added one by one, from any process.
 
-        The group is `pending` until its last episode is added.
+        The group is `pending` until its last episode is added. Its age counts from this call, so a
+        group that is completed after `time_to_live` is evicted by the next put or draw. A shorter
+        `deadline` prevents that.
 
         Args:
             task_name: Name of its task.

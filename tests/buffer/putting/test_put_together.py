@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event, select
 
 import replaydb as rdb
-from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
+from replaydb import Buffer, EpisodeGroup, OnDuplicate, SamplingPolicy, Store
 from replaydb.database import schema
 from replaydb.database.engines.protocol import LostRaceError
 from support.connections import transaction
@@ -169,6 +169,34 @@ async def test_the_same_uid_put_by_many_at_once_is_stored_once(buffer: Buffer, u
         ids = [one for several in await asyncio.gather(*again, *replacing) for one in several]
     assert len(set(ids)) == await buffer.count() == 1
     assert (await buffer.get(ids[:1]))[0].priority == 2.0
+
+
+@pytest.mark.parametrize("on_duplicate", ["replace", "renew"])
+async def test_clients_that_overwrite_the_same_groups_lose_no_race(
+    url: str, on_duplicate: OnDuplicate, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="replaydb.database.transactions")
+    stores = await asyncio.gather(*(Store.open(url, run=f"{i}") for i in range(3)))
+    buffers = [await store.buffer("math") for store in stores]
+    uids = ["a", "b", "c"]
+    await buffers[0].put([group(uid) for uid in uids])
+
+    async def overwrite(buffer: Buffer, seed: int) -> list[int]:
+        rng, ids = random.Random(seed), []
+        for _ in range(8):
+            again = [group(uid, rng.choice(["gsm8k", "code"])) for uid in rng.sample(uids, 3)]
+            ids += await buffer.put(again, on_duplicate=on_duplicate)
+        return ids
+
+    several = await asyncio.gather(*(overwrite(one, i) for i, one in enumerate(buffers)))
+    ids = {one for ids in several for one in ids}
+    assert len(ids) == (3 if on_duplicate == "replace" else 3 * 8 * 3)
+    assert {one.group_uid for one in await buffers[0].find(ids)} == set(uids)
+    assert await buffers[0].count() == 3
+    assert "IntegrityError" not in caplog.text  # why a transaction was run again
+    for store in stores:
+        await store.close()
+    await check_invariants(url)
 
 
 def hopeless(uid: str) -> list[EpisodeGroup]:

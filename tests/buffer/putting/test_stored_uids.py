@@ -11,7 +11,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
 from replaydb.database.engines.postgresql import PostgresqlBackend
-from replaydb.database.repository import incremental_groups, puts
+from replaydb.database.repository import capacity, incremental_groups, puts
 from replaydb.database.repository.puts import OnDuplicate
 from support.clock import Clock
 from support.engines import in_turn
@@ -148,8 +148,10 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def before_the_locks(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: Any) -> None:
-    """Make a change by another client once, after a function has read what is stored."""
+def before_the_locks(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: Any, *, each_time: bool = False
+) -> None:
+    """Make a change by another client, once or each time a function has read what is stored."""
     read = getattr(module, name)
     loop = asyncio.get_running_loop()
 
@@ -157,6 +159,8 @@ def before_the_locks(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, ca
         found = read(*arguments, **named)
         monkeypatch.setattr(module, name, read)
         asyncio.run_coroutine_threadsafe(call(), loop).result()
+        if each_time:
+            monkeypatch.setattr(module, name, then_changed)
         return found
 
     monkeypatch.setattr(module, name, then_changed)
@@ -171,8 +175,9 @@ async def test_a_group_that_another_client_changes_before_the_locks(
         buffer, theirs = await store.buffer("math"), await other.buffer("math")
         (old,) = await buffer.put(group("same", tags={"is": "old"}))
         before_the_locks(
-            monkeypatch, PostgresqlBackend, "identify", lambda: CHANGES[change](theirs)
-        )
+            monkeypatch, PostgresqlBackend, "identify", lambda: CHANGES[change](theirs),
+            each_time=True,
+        )  # fmt: skip
         put = buffer.put(group("same", tags={"is": "new"}), on_duplicate=on_duplicate)
         if on_duplicate == "error" and change != "deleted":
             with pytest.raises(rdb.DuplicateGroupError):
@@ -187,6 +192,45 @@ async def test_a_group_that_another_client_changes_before_the_locks(
             assert found == old
         else:
             assert found > old
+    await check_invariants(postgresql_url)
+
+
+async def test_a_group_that_another_client_evicts_and_replaces_before_the_locks(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Store.open(postgresql_url) as store, Store.open(postgresql_url) as other:
+        buffer = await store.buffer("math", capacity=Capacity(groups=1))
+        theirs = await other.buffer("math")
+        await buffer.put(group("same"))
+        ids: list[int] = []
+
+        async def change() -> None:
+            await theirs.put(group())
+            ids[:] = await theirs.put(group("same"), on_duplicate="replace")
+
+        before_the_locks(monkeypatch, PostgresqlBackend, "identify", change, each_time=True)
+        new = group("same", tags={"is": "new"})
+        assert await buffer.put(new, on_duplicate="replace") == ids
+        assert ids > [1]  # a new one, since the group was evicted
+        assert await buffer.get(ids) == [new]
+    await check_invariants(postgresql_url)
+
+
+@pytest.mark.parametrize("on_duplicate", ["replace", "renew"])
+async def test_a_group_that_another_client_puts_into_a_new_task_during_the_put(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch, on_duplicate: OnDuplicate
+) -> None:
+    """That task is not locked, so the put runs again."""
+    async with Store.open(postgresql_url) as store, Store.open(postgresql_url) as other:
+        buffer, theirs = await store.buffer("math"), await other.buffer("math")
+        await buffer.put(group("same"))
+        delete, put = CHANGES["deleted"], lambda: theirs.put(group("same", "b"))
+        before_the_locks(monkeypatch, PostgresqlBackend, "identify", lambda: delete(theirs))
+        before_the_locks(monkeypatch, capacity, "evict_surplus", put)
+        new = group("same", tags={"is": "new"})
+        (found,) = await buffer.put(new, on_duplicate=on_duplicate)
+        (kept,) = await buffer.find()
+        assert (kept.id, kept.tags, kept.task_name) == (found, {"is": "new"}, "gsm8k")
     await check_invariants(postgresql_url)
 
 

@@ -70,7 +70,7 @@ async def test_rebuilding_a_table_does_not_reuse_ids(
     release_next(tmp_path, monkeypatch, FORWARD)
     await migrations.upgrade(sqlite_url)
     identify = backend_for(sqlite_url).identify
-    new_ids = partial(identify, buffer_id=1, uids=["new"], renews=False, children=())
+    new_ids = partial(identify, buffer_id=1, uids=["new"], children=())
     async with transaction(sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
         assert (await connection.run_sync(new_ids)).new == range(100, 101)

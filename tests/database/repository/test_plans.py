@@ -63,6 +63,7 @@ from replaydb.database.statements.episode_group import (
     select_all_too_stale,
     select_end_of_step,
     select_facts,
+    select_kept_by_uid,
     select_known_uids,
     select_sums,
     select_too_stale,
@@ -565,6 +566,10 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
     ),
     "select_known_uids": (
         lambda: select_known_uids(1, [f"uid-{i}" for i in range(50)]), {},
+        {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
+    ),
+    "select_kept_by_uid": (
+        lambda: select_kept_by_uid(1, [f"uid-{i}" for i in range(50)]), {},
         {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
     ),
     "named by uid": (

@@ -569,7 +569,6 @@ class PostgresqlBackend:
         buffer_id: int,
         uids: Sequence[str],
         *,
-        renews: bool,
         children: Sequence[Write],
     ) -> Identified:
         """Take new ids from the sequence of the id column.
@@ -582,10 +581,13 @@ class PostgresqlBackend:
         )
         [found] = execute(connection, identify)
         known = dict(zip(found.known_uids or (), found.known_ids or (), strict=True))
-        if found.is_taken and (renews or len(known) < len(uids)):
+        error = None
+        if found.is_taken:
             reason = postgresql_sequences.explain_behind(episode_group.name)
-            raise DatabaseError(f"{self.shown}: {reason}")
-        return Identified(known, list(found.ids or ()), is_small)
+            error = DatabaseError(f"{self.shown}: {reason}")
+            if len(known) < len(uids):
+                raise error
+        return Identified(known, list(found.ids or ()), is_small, error)
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""

@@ -13,7 +13,7 @@ from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.database.engines.signals import Signal
 from replaydb.database.writes import Write
-from replaydb.errors import ReplayDBError
+from replaydb.errors import DatabaseError, ReplayDBError
 from replaydb.packs import Instance
 from replaydb.results import Finding
 
@@ -31,13 +31,15 @@ class Identified(NamedTuple):
 
     Attributes:
         stored: Ids of the groups that are stored, by uid.
-        new: A new id for each uid. There may be fewer if all groups are stored.
+        new: A new id for each uid.
         has_children: Whether the children of those that are not stored were inserted.
+        taken_error: Why the new ids cannot be used, if they cannot and all groups are stored.
     """
 
     stored: dict[str, int]
     new: Sequence[int]
     has_children: bool
+    taken_error: DatabaseError | None = None
 
 
 class LostRaceError(Exception):
@@ -267,13 +269,12 @@ class Backend(Protocol):
         buffer_id: int,
         uids: Sequence[str],
         *,
-        renews: bool,
         children: Sequence[Write],
     ) -> Identified:
         """Find the groups that have these uids, and generate a new id for each uid.
 
         New ids are ascending. One that is used is never returned again. Groups that are stored need
-        new ids only if the put `renews` them, or if they are deleted before they are locked.
+        new ids only if they are renewed, or deleted before they are locked.
 
         The `children` of groups that are not stored yet may be inserted as well. Instead of
         `group_id` these rows have the position of the uid of their group, from 1.

@@ -364,7 +364,6 @@ class SqliteBackend:
         buffer_id: int,
         uids: Sequence[str],
         *,
-        renews: bool,
         children: Sequence[Write],
     ) -> Identified:
         """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
+from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.prepared import Bound, execute
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
@@ -29,6 +30,7 @@ from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.statements.candidates import Partition, order_of, select_first
 from replaydb.database.statements.episode_group import (
     insert_groups,
+    select_kept_by_uid,
     select_kept_on_replace,
 )
 from replaydb.database.statements.payload import (
@@ -43,7 +45,12 @@ from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selecti
 from replaydb.database.statements.task import delete_tasks
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
-from replaydb.errors import ConsumedGroupError, DuplicateGroupError, ReplayDBError
+from replaydb.errors import (
+    ConsumedGroupError,
+    DatabaseError,
+    DuplicateGroupError,
+    ReplayDBError,
+)
 from replaydb.policies import TopPriority
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
@@ -89,12 +96,11 @@ def put(
     counted = packs.enter(connection, payloads)
     # Payloads and episodes are written before the locks are taken: a client that stalls in the
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
-    renews = any(put.on_duplicate == "renew" for put in puts)
     positions = {uid: position for position, uid in enumerate(uids, 1)}
     early = [record for put in puts if not put.was_refused for record in put.records]
     children = _children((positions[record.uid], record) for record in early)
-    found, generated, has_children = scope.backend.identify(
-        connection, scope.buffer_id, uids, renews=renews, children=children
+    found, generated, has_children, taken_error = scope.backend.identify(
+        connection, scope.buffer_id, uids, children=children
     )
     new = dict(zip(uids, generated, strict=True))
     early = [record for record in early if record.uid not in found]
@@ -129,10 +135,11 @@ def put(
     )
     with locked as buffer:
         capacity.evict_surplus(buffer)
-        # Groups found before may have been deleted since, also by maintenance.
-        rows = {row.id: row for read in reads for row in execute(connection, read)}
-        stored = {uid: rows[group_id] for uid, group_id in found.items() if group_id in rows}
-        session = _Session(buffer, new, stored, {record.uid for record in early})
+        stored = {row.group_uid: row for read in reads for row in execute(connection, read)}
+        if gone := found.keys() - stored.keys():
+            stored |= _renewed(buffer, gone, anywhere)
+        written = {record.uid for record in early}
+        session = _Session(buffer, new, stored, written, taken_error)
         outcomes: list[list[int] | ReplayDBError] = []
         for put in puts:
             try:
@@ -153,6 +160,20 @@ def put(
     return outcomes
 
 
+def _renewed(buffer: LockedBuffer, gone: Collection[str], anywhere: bool) -> dict[str, Any]:
+    """Find those groups that another put renewed since, so that they have other ids, by uid.
+
+    Of the groups that are gone, the others were deleted, perhaps by maintenance.
+
+    Raises:
+        LostRaceError: `anywhere`, and the task of a group was created after tasks were locked.
+    """
+    rows = execute(buffer.connection, select_kept_by_uid(buffer.id, sorted(gone)))
+    if anywhere and any(row.task_name not in buffer.task_states for row in rows):
+        raise LostRaceError("another transaction put a group into a new task")
+    return {row.group_uid: row for row in rows}
+
+
 @dataclass(slots=True)
 class _Session:
     """Several puts on their way into a locked buffer.
@@ -162,6 +183,7 @@ class _Session:
         new: An id for each group that is stored as a new one, by uid.
         stored: Columns of the groups that were stored before the first put, by uid.
         written: Uids of the groups whose payloads, episodes and texts are written already.
+        taken_error: Why the new ids cannot be used, if they cannot.
         accepted: The groups stored so far.
         highest: The highest priority of the completed and leased groups of tasks, as far as it is
             known; negative if they have none.
@@ -172,6 +194,7 @@ class _Session:
     new: Mapping[str, int]
     stored: Mapping[str, Any]
     written: set[str]
+    taken_error: DatabaseError | None
     accepted: list[GroupRecord] = field(default_factory=list)
     highest: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -198,6 +221,8 @@ class _Session:
             for record in put.records
             if record.uid in known and self._renews(put, record, known[record.uid])
         }
+        if self.taken_error is not None and len(known) < len(put.records):
+            raise self.taken_error
         ids = {
             record.uid: known[record.uid].id if record.uid in known else self.new[record.uid]
             for record in put.records
@@ -431,10 +456,9 @@ def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
 
 def _kept(row: Any, record: GroupRecord) -> dict[str, Any]:
     """Return the columns that a group keeps when its content is replaced."""
-    kept = row._asdict()
-    del kept["is_consumed"], kept["is_evicted"]
-    if record.is_completed:
-        del kept["attempts"]  # as if it was completed by its last episode, or by an update
+    kept = {"created_at": row.created_at, "times_replaced": row.times_replaced}
+    if not record.is_completed:  # else as if it was completed by its last episode, or by an update
+        kept["attempts"] = row.attempts
     return {key: value for key, value in kept.items() if not isinstance(value, Damaged)}
 
 

@@ -125,17 +125,29 @@ def select_tags(ids: Any) -> Select[Any]:
 def select_kept_on_replace(ids: Any) -> Select[Any]:
     """Select the columns that groups keep when their content is replaced.
 
-    In addition, why they were archived: `is_consumed` or `is_evicted`.
+    In addition, their task, and why they were archived: `is_consumed` or `is_evicted`.
     """
+    return _select_kept().where(among(group.id, ids))
+
+
+@prepared
+def select_kept_by_uid(buffer_id: Any, uids: Any) -> Select[Any]:
+    """As `select_kept_on_replace`, by uid."""
+    return _select_kept().where(group.buffer_id == buffer_id, among(group.group_uid, uids))
+
+
+def _select_kept() -> Select[Any]:
     is_archived = group.group_status == GroupStatus.ARCHIVED.value
     return select(
         group.id,
+        group.group_uid,
+        group.task_name,
         group.attempts,
         group.created_at,
         (group.times_replaced + 1).label("times_replaced"),
         (is_archived & ~group.is_evicted).label("is_consumed"),
         (is_archived & group.is_evicted).label("is_evicted"),
-    ).where(among(group.id, ids))
+    )
 
 
 def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
