@@ -247,35 +247,44 @@ async def test_a_marker_without_an_owner(original: str, copied: str, folder: Pat
     await check_only_reads(original)
 
 
-@postgresql_nightly
-async def test_a_marker_that_cannot_be_read(original: str, folder: Path) -> None:
-    for line in (b"{", b"[]", b'{"facts": 1, "timeline": 0, "newest": 0}', b"null"):
-        set_owner(folder, line)
-        async with Store.open(original) as store:
-            with pytest.raises(PayloadsReadOnlyError, match="replaydb-store is damaged"):
-                await (await store.buffer("math")).put(group("refused"))
-    async with Store.open(original) as store:
-        await store.adopt_payloads()
-    await check_writes(original, "new")
-
-
 async def test_a_lost_marker_is_restored(original: str, folder: Path) -> None:
     """If its packs are there; otherwise the folder may be that of something else."""
     marker, pack = (only(folder, name) for name in ("replaydb-store", "*.pack"))
-    for damage, state in ((marker.unlink, "missing"), (lambda: marker.write_bytes(b""), "damaged")):
+    for damage, state in (
+        (marker.unlink, "missing"),
+        (lambda: marker.write_bytes(b""), "damaged"),
+        (lambda: marker.write_bytes(marker.read_bytes()[:100]), "damaged"),  # in the owner
+    ):
         damage()
         (finding,) = [one for one in await examine(original) if one.subject == "payload store"]
         assert finding.level == "bad"
         assert "replaydb db adopt-payloads" in (finding.fix or "")
         async with Store.open(original) as store:
-            with pytest.raises(PayloadsUnavailableError, match=f"replaydb-store is {state}"):
-                await (await store.buffer("math")).put(group("refused"))
+            buffer = await store.buffer("math")
+            for call in (
+                buffer.put(group("refused")),
+                store.relocate_payloads(folder.as_uri()),
+                verify(store),
+            ):
+                with pytest.raises(PayloadsUnavailableError, match=f"replaydb-store is {state}"):
+                    await call
+            assert len(await buffer.peek(3)) == 3  # reads need no marker
             hidden = pack.rename(pack.with_suffix(".hidden"))
             with pytest.raises(PayloadsUnavailableError, match="1 packs of this database"):
                 await store.adopt_payloads()
             hidden.rename(pack)
             await store.adopt_payloads()
     await check_writes(original, "new")
+
+
+@postgresql_nightly
+async def test_the_marker_of_another_store(original: str, folder: Path) -> None:
+    marker = only(folder, "replaydb-store")
+    marker.write_bytes(marker.read_bytes().replace(marker.parent.name.encode(), b"0" * 32))
+    async with Store.open(original) as store:
+        with pytest.raises(PayloadsUnavailableError, match="belongs to another store"):
+            await verify(store)
+        assert len(await (await store.buffer("math")).sample(3)) == 3
 
 
 @postgresql_nightly

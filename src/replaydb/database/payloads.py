@@ -125,6 +125,16 @@ class Payloads:
         self._use(payload_store)  # running reads may finish on the old one
         return row.url, payload_store.url
 
+    async def check(self, end: float) -> None:
+        """Check that the marker is present and intact, if payloads are outside the database.
+
+        Raises:
+            PayloadsUnavailableError: The payload store cannot be reached, or has no intact marker
+                of this store.
+        """
+        if await self._database.read(packs.payload_store, end=end) is not None:
+            await (await self._located(end)).check(end)
+
     async def adopt(self, end: float) -> str:
         """Make this instance of the database the owner of its packs. Returns their URL.
 

@@ -23,7 +23,7 @@ from replaydb.database.statements.recount import (
     select_mismatched_leases,
 )
 from replaydb.database.statements.rows import columns
-from replaydb.database.transactions import BULK_SECONDS, end_in
+from replaydb.database.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -131,7 +131,8 @@ async def verify(
         All problems found.
 
     Raises:
-        PayloadsUnavailableError: The payload store cannot be reached, or belongs to another store.
+        PayloadsUnavailableError: The payload store cannot be reached, or its marker is missing,
+            damaged, or that of another store.
         DatabaseReadOnlyError: `repair` is set, but the store was opened read-only.
         DatabaseError: The database cannot be read or written.
     """
@@ -198,6 +199,7 @@ class _Verifying:
 
     async def payloads(self, *, repair: bool) -> None:
         """Read all payloads, check them against checksums and rows, and then columns of groups."""
+        await self._payloads.check(end_in(allowance()))
         buffer_rows: dict[int, BufferRow] = {}
         if not any(one.kind == "damage" for one in self.report.problems):
             buffer_rows = {row.id: row for row in await self._database.read(_every_buffer)}

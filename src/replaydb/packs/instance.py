@@ -30,7 +30,7 @@ class Instance:
 
     def __str__(self) -> str:
         facts = dict(self.facts) | ({"timeline": self.timeline} if self.timeline else {})
-        return ", ".join(f"{name} {value}" for name, value in facts.items()) or "unreadable"
+        return ", ".join(f"{name} {value}" for name, value in facts.items())
 
     def relation(self, owner: Instance) -> Literal["same", "promoted", "other"]:
         """Compare this instance with the owner of a payload store.

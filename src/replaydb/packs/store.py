@@ -133,7 +133,7 @@ class PayloadStore:
             DatabaseReadOnlyError: It cannot be written.
         """
         found = await self._by(end, self._objects.get(_MARKER))
-        if found is not None and (found.startswith(self._first_line) or self._is_of_another(found)):
+        if found is not None and (self._is_intact(found) or self._is_of_another(found)):
             return
         if packs:
             files = set(map(_file, packs))
@@ -152,11 +152,11 @@ class PayloadStore:
             await self._by(end, self._objects.replace(_MARKER, found, self._first_line))
 
     async def check(self, end: float) -> bytes:
-        """Check that the marker of this store is present. Returns its content.
+        """Check that the marker of this store is present and intact. Returns its content.
 
         Raises:
-            PayloadsUnavailableError: The payload store cannot be reached, or has no marker of this
-                store.
+            PayloadsUnavailableError: The payload store cannot be reached, or has no intact marker
+                of this store.
         """
         if (marker := await self._marker_found(end)) is None:
             raise PayloadsUnavailableError(
@@ -208,8 +208,7 @@ class PayloadStore:
         owner = self.owner(marker)
         if owner is None or instance.relation(owner) != "other":
             return None
-        known = str(owner) if owner.facts else f"the marker {self._marker} is damaged"
-        return PayloadsReadOnlyError(self.url, known, str(instance))
+        return PayloadsReadOnlyError(self.url, str(owner), str(instance))
 
     def owner(self, marker: bytes) -> Instance | None:
         """Return the instance in the content of the marker; None if there is none yet."""
@@ -411,7 +410,7 @@ class PayloadStore:
 
     async def _marker_found(self, end: float) -> bytes | None:
         found = await self._by(end, self._objects.get(_MARKER))
-        if found is None or found.startswith(self._first_line):
+        if found is None or self._is_intact(found):
             return found
         if self._is_of_another(found):
             reason = f"the marker {self._marker} belongs to another store"
@@ -421,6 +420,11 @@ class PayloadStore:
                 "database, run `replaydb db adopt-payloads`"
             )
         raise PayloadsUnavailableError(self.url, reason)
+
+    def _is_intact(self, marker: bytes) -> bool:
+        """Whether a marker has the first line of this store, and its owner, if any, is readable."""
+        owner = self.owner(marker)
+        return marker.startswith(self._first_line) and (owner is None or bool(owner.facts))
 
     def _is_of_another(self, marker: bytes) -> bool:
         """Whether a marker, even a truncated one, has the uid of another store."""
