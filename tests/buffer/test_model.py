@@ -335,7 +335,8 @@ class Model:
             accepted[uid].created = known[uid].created
         if accepted:
             self.insert(accepted, names, known if on_duplicate == "ignore" else ())
-        self.trim(names, {row.task for row in accepted.values()}, known.values())
+        returned = [self.rows[uid] for uid in new if uid in self.rows]
+        self.trim(names, {row.task for row in accepted.values()}, returned)
 
     def is_renewed(self, old: Row, new: Row, on_duplicate: str) -> bool:
         """Return whether a group gets a new id when it is overwritten."""
@@ -610,7 +611,7 @@ async def apply(  # noqa: C901
             assert await buffer.update_priorities(ids, [priority]) == (row is not None)
             if row:
                 row.priority = priority
-            model.trim(TASKS)
+            model.trim(TASKS, kept=[row] if row else ())
         case ("update", chosen, status, priority):
             await update(buffer, model, chosen, status, priority)
         case ("delete", uid):
@@ -690,7 +691,17 @@ RULES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     ),
     "groups are updated that are too old for the archive": (
         {"keep_archived": Keep(seconds=100)},
-        [("wait", 120), ("update", ["uid-0"], "archived", None)],
+        [("wait", 120), ("update", ["uid-0"], "archived", None), ("reweigh", "uid-0", 3.0)],
+    ),
+    "more groups are put into the archive than it keeps": (
+        {"keep_archived": Keep(count=1)},
+        [("put", [*of("uid-4", "archived"), *of("uid-5", "archived")], on_duplicate)
+         for on_duplicate in ("error", "renew", "ignore")],
+    ),
+    "more groups are refused than the archive keeps": (
+        {"keep_archived": Keep(count=1), "capacity": Capacity(groups=1)},
+        [("update", ["uid-0", "uid-1", "uid-3"], "completed", None),
+         ("put", [*of("uid-4", "failed"), *of("uid-5", "failed")], "error")],
     ),
     "random groups are evicted for a put that is refused": (
         {"capacity": Capacity(groups=2), "eviction": "uniform", "on_evict": "delete"},

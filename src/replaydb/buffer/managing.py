@@ -99,7 +99,10 @@ class Managing(Inspecting):
         def work(connection: Connection, scope: Scope) -> int:
             read = select_scalars_by_id(self.id, sorted(new))
             with buffer_locked(connection, scope, reads=[read]) as buffer:
-                return groups.update_priorities(buffer, execute(connection, read), new)
+                rows = execute(connection, read)
+                archived = (row.id for row in rows if row.group_status == GroupStatus.ARCHIVED)
+                buffer.kept |= dict.fromkeys(archived)
+                return groups.update_priorities(buffer, rows, new)
 
         changed = await self._write(work)
         self._database.signal.announce()

@@ -9,9 +9,11 @@ import pytest
 from sqlalchemy import text
 
 import replaydb as rdb
-from replaydb import Buffer, Keep, Store
+from replaydb import Buffer, Capacity, Keep, Store
 from replaydb.database.repository import history
+from replaydb.database.repository.puts import OnDuplicate
 from replaydb.database.schema import draw, draw_group, episode_group
+from replaydb.settings import Eviction
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly
@@ -68,8 +70,8 @@ async def test_large_puts_are_followed_by_large_deletions(store: Store, clock: C
         for buffer in (by_count, by_age):
             await buffer.put([group(f"{turn}-{i}", status="archived") for i in range(60)])
         clock.jump(1000)
-    assert await by_count.count(statuses="archived") == 4
-    assert await by_age.count(statuses="archived") == 60
+    for buffer in (by_count, by_age):
+        assert await archived(buffer) == [f"2-{i}" for i in range(60)]  # the last put returned them
 
 
 @postgresql_nightly
@@ -98,8 +100,38 @@ async def test_a_call_does_not_delete_what_it_reports_as_stored(
     if keep.seconds:
         assert await buffer.update(ids[:1], tags={"seen": True}) == 1
         assert (await buffer.find(ids[:1]))[0].tags == {"seen": True}
+        assert await buffer.update_priorities(ids[:1], [3.0]) == 1
+        assert (await buffer.find(ids[:1]))[0].priority == 3.0
     await buffer.put(group("next"))
     assert await archived(buffer) == beyond
+
+
+@pytest.mark.parametrize("on_duplicate", ["error", "ignore", "renew", "replace"])
+async def test_a_put_does_not_delete_what_it_archives(
+    store: Store, on_duplicate: OnDuplicate
+) -> None:
+    buffer = await store.buffer("math", keep_archived=Keep(count=1))
+    old = [group(f"{i}") for i in range(2)]
+    if on_duplicate != "error":
+        await buffer.put(old)
+    new = [group(one.group_uid, status="archived") for one in [*old, group("2"), group("3")]]
+    ids = await buffer.put(new, on_duplicate=on_duplicate, cursor={"at": 2})
+    assert [one.id for one in await buffer.find(ids)] == ids
+    await buffer.put(group("next"))
+    assert await archived(buffer) == ["3"]
+
+
+@pytest.mark.parametrize("eviction", ["oldest", "lowest_priority"])
+async def test_a_put_does_not_delete_what_it_refuses(store: Store, eviction: Eviction) -> None:
+    buffer = await store.buffer(
+        "math", capacity=Capacity(groups=1), eviction=eviction, keep_archived=Keep(count=1)
+    )
+    await buffer.put(group("best", priority=9.0))
+    status = "failed" if eviction == "oldest" else "completed"
+    ids = await buffer.put([group(f"{i}", status=status) for i in range(3)])
+    assert [one.status for one in await buffer.find(ids)] == ["archived"] * 3
+    await buffer.put(group("next", priority=10.0))
+    assert await buffer.count(statuses="archived") == 1
 
 
 async def test_reported_groups_do_not_hold_up_the_others(store: Store, clock: Clock) -> None:

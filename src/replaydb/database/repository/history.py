@@ -61,9 +61,9 @@ def _trim_archived_by_count(
     for name, task in buffer.task_states.items():
         passed = task.num_inserted // period - before[name].num_inserted // period
         if passed > 0:
-            most = EXTRA_GROUPS + 2 * passed * period + len(buffer.kept)
-            rows = execute(buffer.connection, select_archived_beyond(buffer.id, name, count, most))
-            _erase(buffer, [row.id for row in rows])
+            most = EXTRA_GROUPS + 2 * passed * period
+            read = select_archived_beyond(buffer.id, name, count, most + len(buffer.kept))
+            _erase(buffer, [row.id for row in execute(buffer.connection, read)], most)
 
 
 def _trim_archived_by_age(
@@ -73,14 +73,16 @@ def _trim_archived_by_age(
     names = list(buffer.task_states)
     for name in random.sample(names, min(TASKS, len(names))):
         added = buffer.task_states[name].num_inserted - before[name].num_inserted
-        most = EXTRA_GROUPS + 2 * added + len(buffer.kept)
-        rows = execute(buffer.connection, select_archived(buffer.id, name, most))
-        _erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)))
+        most = EXTRA_GROUPS + 2 * added
+        read = select_archived(buffer.id, name, most + len(buffer.kept))
+        rows = execute(buffer.connection, read)
+        _erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)), most)
 
 
-def _erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
-    """Delete archived groups, except those that the call reports as stored."""
-    transitions.erase(buffer, [group_id for group_id in ids if group_id not in buffer.kept])
+def _erase(buffer: LockedBuffer, ids: Sequence[int], most: int) -> None:
+    """Delete up to `most` archived groups, except those that the call reports as stored."""
+    others = [group_id for group_id in ids if group_id not in buffer.kept]
+    transitions.erase(buffer, others[:most])
 
 
 def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskState], keep: Keep) -> None:

@@ -86,7 +86,8 @@ class LockedBuffer:
         task_states: Locked tasks, by name.
         erased: Ids of groups that were deleted to free space or because of their age.
         evicted: Ids of groups that were archived for these reasons.
-        kept: Ids of groups that a call reports as stored, so retention does not delete them yet.
+        kept: Ids of groups that a call reports as stored, at least of those that are archived:
+            retention does not delete them yet.
         shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
         messages: Log messages of this transaction, as level and text.

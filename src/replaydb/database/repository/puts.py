@@ -210,7 +210,6 @@ class _Session:
             if record.uid in self.stored
             and self.stored[record.uid].id not in self.buffer.erased  # for a put before this one
         }
-        self.buffer.kept |= dict.fromkeys(row.id for row in known.values())
         if known and put.on_duplicate == "error":
             raise DuplicateGroupError(list(known))
         consumed = [uid for uid, row in known.items() if row.is_consumed]
@@ -243,6 +242,16 @@ class _Session:
             rows, _ = self._count(put, accepted, known, renewed, ids)
             self.rows += rows
         self.accepted += accepted
+        archived = {
+            record.uid
+            for record in accepted
+            if record.facts["group_status"] == GroupStatus.ARCHIVED
+        }
+        self.buffer.kept |= {
+            group_id: None
+            for uid, group_id in ids.items()
+            if uid in known or uid in archived or group_id in self.buffer.evicted
+        }
         self.buffer.cursors |= put.cursors
         return list(ids.values())
 
