@@ -136,18 +136,20 @@ class UnknownDrawError(ReplayDBError, LookupError):
 
 
 class DuplicateGroupError(ReplayDBError):
-    """A `group_uid` of a put is already in the buffer. Nothing of the put was stored.
+    """A `group_uid` is already in the buffer. Nothing of the call was stored.
 
     Attributes:
         group_uids: Uids that are already in the buffer.
     """
 
-    def __init__(self, group_uids: Iterable[str]) -> None:
+    def __init__(self, group_uids: Iterable[str], *, opens: bool = False) -> None:
         self.group_uids = tuple(group_uids)
-        super().__init__(
-            f"already in the buffer: {_some(self.group_uids)} "
-            "(on_duplicate='ignore' keeps the stored group, 'replace' and 'renew' overwrite it)"
+        advice = (
+            "add_episode adds to it while it is pending; another group needs another group_uid"
+            if opens
+            else "on_duplicate='ignore' keeps the stored group, 'replace' and 'renew' overwrite it"
         )
+        super().__init__(f"already in the buffer: {_some(self.group_uids)} ({advice})")
 
 
 class ConsumedGroupError(DuplicateGroupError):
@@ -251,7 +253,10 @@ class RateLimitedError(ReplayDBError):
 
 
 class BufferFullError(ReplayDBError):
-    """The buffer is full of leased and pending groups. Nothing can be evicted or put."""
+    """There is no space, and no group can be evicted. Nothing was stored.
+
+    All others are leased or pending, or kept by the same `put` or `update`.
+    """
 
 
 class LeaseExpiredError(ReplayDBError):

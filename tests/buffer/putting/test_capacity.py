@@ -252,6 +252,8 @@ async def test_a_put_into_a_full_buffer_is_atomic(store: Store, url: str) -> Non
     lease = await buffer.lease(1, ttl=100)
     with pytest.raises(rdb.BufferFullError):
         await buffer.put([group("x"), group("y")], timeout=0, cursor={"at": 1})
+    with pytest.raises(rdb.BufferFullError, match="or kept by the same put"):
+        await buffer.put([group("gsm8k-1"), group("x")], on_duplicate="replace", timeout=0)
     assert await stored(url) == {"gsm8k-0", "gsm8k-1"}
     assert await buffer.cursor("at") is None
     outcomes = await asyncio.gather(

@@ -77,8 +77,9 @@ async def test_episodes_that_were_added_one_by_one_are_copied_together(store: St
 
 async def test_episodes_that_cannot_be_added(buffer: Buffer, url: str) -> None:
     await buffer.open_group("gsm8k", "g", 2)
-    with pytest.raises(rdb.DuplicateGroupError):
+    with pytest.raises(rdb.DuplicateGroupError, match="add_episode adds") as duplicate:
         await buffer.open_group("gsm8k", "g", 2)
+    assert "on_duplicate" not in str(duplicate.value)
     with pytest.raises(rdb.UnknownGroupError):
         await buffer.add_episode("nobody", episode())
     with pytest.raises(rdb.InvalidInputError):

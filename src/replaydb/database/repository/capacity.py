@@ -88,7 +88,8 @@ def free_space(
 
     Raises:
         InvalidInputError: The new groups would not fit into an empty buffer.
-        BufferFullError: Too many of the stored groups are leased or pending: see `_must_wait`.
+        BufferFullError: Too many of the stored groups are leased, pending or protected: see
+            `_must_wait`.
     """
     for task_states, limit, where in _limits(buffer, incoming):
         sizes = [incoming[task.task_name] for task in task_states if task.task_name in incoming]
@@ -215,7 +216,8 @@ def _fit(
     if incoming.over(limit):
         raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", incoming)
     full = BufferFullError(
-        f"no space in {where}: all stored groups are leased or pending ({limit})"
+        f"no space in {where} ({limit}), and no group can be evicted: all others are leased or "
+        "pending, or kept by the same put or update"
     )
     refused = False
     while excess := _total(task_states, incoming).over(limit):

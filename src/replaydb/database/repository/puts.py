@@ -211,7 +211,8 @@ class _Session:
             and self.stored[record.uid].id not in self.buffer.erased  # for a put before this one
         }
         if known and put.on_duplicate == "error":
-            raise DuplicateGroupError(list(known))
+            opens = put.records[0].facts["group_status"] == GroupStatus.PENDING
+            raise DuplicateGroupError(list(known), opens=opens)
         consumed = [uid for uid, row in known.items() if row.is_consumed]
         if consumed and put.on_duplicate == "replace":
             raise ConsumedGroupError(consumed)
