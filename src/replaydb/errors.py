@@ -175,9 +175,10 @@ class NotEnoughGroupsError(ReplayDBError):
     """Fewer groups were eligible than requested until the timeout. None was drawn.
 
     Attributes from `by_status` on describe the groups of the requested tasks. They are counted
-    after the failure and the maintenance that was due, up to `COUNTED_TO` groups per status, and
-    are empty or 0 if counting failed. Of the groups with the requested statuses, those that are not
-    counted as excluded below are eligible, or claimed.
+    after the failure and the maintenance that was due, up to `COUNTED_TO` groups per status. If
+    counting fails or takes too long, they are empty or 0 as if there were no groups, and only the
+    message differs: it then ends with the number of eligible groups. Of the groups with the
+    requested statuses, those that are not counted as excluded below are eligible, or claimed.
 
     Attributes:
         wanted: Number of groups requested.

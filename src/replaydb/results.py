@@ -213,7 +213,9 @@ class EpisodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """Statistics of the groups of one prompt in one task. Deleted groups are not counted.
+    """Statistics of the stored groups of one prompt in one task.
+
+    Groups that were deleted, or renewed by a put, are not counted, nor are their draws.
 
     Attributes:
         prompt_uid: Id of the prompt.

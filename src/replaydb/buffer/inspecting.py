@@ -249,7 +249,8 @@ class Inspecting(BufferCore):
         """Return statistics of every prompt that has a `prompt_uid`.
 
         The statistics are the number of its groups that were put, sampled, expired, filtered or
-        failed, and their rewards. Deleted groups are not counted.
+        failed, and their rewards. Groups that were deleted, or renewed by a put, are not counted,
+        nor are their draws.
 
         Args:
             tasks: Only groups of these tasks.

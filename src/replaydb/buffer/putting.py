@@ -236,7 +236,7 @@ class Putting(BufferCore):
 
         Returns:
             Status of the group now: `pending`, `completed`, or `expired` if the completed group is
-            too stale.
+            too stale. Several concurrent calls for a group can return `completed`.
 
         Raises:
             UnknownGroupError: The group does not exist.
