@@ -44,8 +44,8 @@ class Lease:
 
     Get it from `Buffer.lease`, or from `Buffer.open_lease` for a lease that another process took.
     Inside `async with`, a heartbeat extends the lease while the event loop runs. At the end of the
-    block, the groups that are still leased are acked, or nacked if the block raised. If another
-    process has deleted or replaced some of them, the others are acked and a warning is logged. The
+    block, the groups that are still leased are acked, or nacked if the block raised. If the lease
+    has lost some of them (see `AckReport.gone`), the others are acked and a warning is logged. The
     block can be entered once.
 
     Attributes:
@@ -373,8 +373,8 @@ def warn_of_losses(buffer_name: str, lease_id: int, report: AckReport) -> None:
     """Log a warning if a lease had lost groups when it was acked."""
     if report.gone:
         logger.warning(
-            "buffer %r: groups %s of lease %d were deleted or replaced by another process while "
-            "they were leased; the other %d groups were acknowledged",
+            "buffer %r: groups %s of lease %d were deleted, replaced or closed by another process "
+            "or a deadline while they were leased; the other %d groups were acknowledged",
             buffer_name,
             ", ".join(map(str, report.gone)),
             lease_id,

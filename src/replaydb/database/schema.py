@@ -133,7 +133,7 @@ lease = Table(
     Column("owner", Name, nullable=False),
     Column("acquired_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
-    # Ids of groups that others deleted or replaced while they were leased. NULL: none.
+    # Ids of groups that others, or a deadline, took from it: `AckReport.gone`. NULL: none.
     Column("lost_ids", Json),
     Index("ix_lease_expires_at", "buffer_id", "expires_at"),
     sqlite_autoincrement=True,

@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 
 import replaydb as rdb
-from replaydb import AckReport, Buffer, Store
+from replaydb import AckReport, Buffer, GroupStatus, Store
 from support.clock import Clock
 from support.groups import group, groups
 from support.invariants import check_invariants, statuses
@@ -66,8 +66,8 @@ async def test_the_end_of_a_block_logs_what_was_lost(
             await lose(elsewhere)
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"buffer 'math': groups 2, 3 of lease {lease.id} were deleted or replaced by another "
-        "process while they were leased; the other 2 groups were acknowledged"
+        f"buffer 'math': groups 2, 3 of lease {lease.id} were deleted, replaced or closed by "
+        "another process or a deadline while they were leased; the other 2 groups were acknowledged"
     )
 
 
@@ -235,12 +235,44 @@ async def test_losses_at_the_same_time(buffer: Buffer, other: Store, url: str) -
     await check_invariants(url)
 
 
-async def test_claims_are_not_lost(buffer: Buffer, elsewhere: Buffer, clock: Clock) -> None:
-    for i in range(2):
-        await buffer.open_group("gsm8k", f"u{i}", 2)
-    lease = await buffer.lease(2, ttl=60, statuses="pending")
-    await elsewhere.put(group("u0"), on_duplicate="replace")
-    assert await lease.ack() == AckReport(settled=(2,))
+@pytest.mark.parametrize("status", sorted(set(GroupStatus) - {"pending", "leased"}))
+@pytest.mark.parametrize("change", ["replace", "update"])
+async def test_claims_that_are_closed_without_being_completed_are_lost(
+    buffer: Buffer, elsewhere: Buffer, change: str, status: GroupStatus
+) -> None:
+    """Unless the holder closes them. Others that the same put completes are not lost."""
+    for changing in (elsewhere, buffer):
+        ids = []
+        for uid in ("closed", "completed", "left"):
+            ids.append(await buffer.open_group("gsm8k", uid, 2))
+            await buffer.add_episode(uid, group().episodes[0])
+        lease = await buffer.lease(3, ttl=60, statuses="pending")
+        if change == "replace":
+            new = [group("closed", status=status), group("completed")]
+            assert await changing.put(new, on_duplicate="replace") == ids[:2]
+        else:
+            await changing.update(uids="closed", status=status)
+            await changing.update(uids="completed", status="completed")
+        lost = changing is elsewhere and status != "completed"
+        assert await lease.ack() == AckReport((ids[2],), (ids[0],) if lost else ())
+        await buffer.delete(ids)
+
+
+async def test_claims_that_fail_at_their_deadline_are_lost(
+    buffer: Buffer, elsewhere: Buffer, clock: Clock
+) -> None:
+    """Whichever process finds that it has passed."""
+    for changing in (elsewhere, buffer):
+        ids = []
+        for uid, least in (("late", 2), ("enough", 1)):
+            ids.append(await buffer.open_group("gsm8k", uid, 2, deadline=10, min_episodes=least))
+            await buffer.add_episode(uid, group().episodes[0])
+        lease = await buffer.lease(2, ttl=60, statuses="pending")
+        clock.jump(20)
+        await changing.put(group())
+        assert await lease.ack() == AckReport(gone=(ids[0],))
+        assert await buffer.count(where=rdb.col.group_uid == "enough", statuses="completed") == 1
+        await buffer.delete(ids)
 
 
 @pytest.mark.parametrize("settle", ["ack", "nack", "reject"])

@@ -748,7 +748,8 @@ async def test_what_drew_or_leased_a_replaced_group_is_found_by_id(
 ) -> None:
     """Or in the index of groups that are leased, if there are few of these."""
     replaced = selection(1, ids=[3, 4, 5])
-    for statuses in ([rdb.GroupStatus.LEASED], [rdb.GroupStatus.LEASED, rdb.GroupStatus.PENDING]):
+    leased, claimed = rdb.GroupStatus.LEASED, rdb.GroupStatus.PENDING
+    for statuses in ([leased], [claimed], [leased, claimed]):
         plan = await plan_of(connection, select_losses(replaced, statuses))
         assert not plan.scans or "ix_episode_group_lease_id" in plan.text, plan.text
     plan = await plan_of(connection, keep_drawn(replaced))

@@ -150,6 +150,7 @@ def close_overdue(buffer: LockedBuffer, most: int) -> bool:
         else:
             failed.append((row, reason))
     closed = _complete(buffer, enough)
+    transitions.lose_claims(buffer, [row for row, _ in failed], by_caller=False)
     transitions.move(buffer, failed, GroupStatus.FAILED)
     changes = enough | {row.id: values for row, values in failed}
     for group_id, values in sorted(changes.items()):

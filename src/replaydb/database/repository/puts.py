@@ -328,10 +328,13 @@ class _Session:
             if record.facts["priority"] is None
         }
         replaced = known if put.on_duplicate == "replace" else {}
-        self._delete(renewed, renews=True)
+        self._delete(renewed, completes=False)
         num_new = len(accepted) - len(replaced)
         limits.check_put(self.buffer, num_new)
-        self._delete(replaced, renews=False)
+        completed = {one.uid for one in accepted if one.is_completed}
+        for completes in (True, False):
+            some = {uid: row for uid, row in replaced.items() if (uid in completed) is completes}
+            self._delete(some, completes=completes)
         usable = [record for record in accepted if self._is_usable(record, put.of_run)]
         rivals = [record for record in usable if self._is_rival(record)]
         for record in rivals:
@@ -359,14 +362,14 @@ class _Session:
             self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
         return rows, [ids[record.uid] for record in rivals]
 
-    def _delete(self, known: Mapping[str, Any], *, renews: bool) -> None:
+    def _delete(self, known: Mapping[str, Any], *, completes: bool) -> None:
         """Delete groups that are overwritten."""
         if known:
             if self.highest:  # it may be that of these groups
                 self.flush()
                 self.highest.clear()
             old = selection(self.buffer.id, ids=[row.id for row in known.values()])
-            transitions.replace(self.buffer, old, renews=renews)
+            transitions.replace(self.buffer, old, completes=completes)
 
     def _highest(self, task_name: str) -> float:
         """Return the highest priority of the completed and leased groups of a task, or 1.0."""

@@ -31,7 +31,7 @@ from replaydb.database.statements.episode_group import (
 )
 from replaydb.database.statements.lease import select_losses, set_lost
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
-from replaydb.database.statements.selections import of_tasks
+from replaydb.database.statements.selections import of_tasks, selection
 from replaydb.database.writes import Write, postpone
 from replaydb.episodes import GroupStatus
 
@@ -154,19 +154,29 @@ def delete(
     return _delete(buffer, sums, condition)
 
 
-def replace(buffer: LockedBuffer, condition: ColumnElement[bool], *, renews: bool) -> None:
-    """Delete groups that are replaced by a put: under their ids, unless it `renews` them.
+def replace(buffer: LockedBuffer, condition: ColumnElement[bool], *, completes: bool) -> None:
+    """Delete groups that are replaced by a put, which `completes` them under their ids or not.
 
-    Draws keep a copy of what they took. A claimed pending group that is replaced under its id is
-    complete, so its lease does not lose it.
+    Draws keep a copy of what they took. Leases do not lose claimed groups that are completed.
     """
     condition &= of_tasks(buffer.task_states)
     sums = execute(buffer.connection, select_sums(condition))
-    lost = (GroupStatus.LEASED, GroupStatus.PENDING) if renews else (GroupStatus.LEASED,)
+    lost = (GroupStatus.LEASED,) if completes else (GroupStatus.LEASED, GroupStatus.PENDING)
     _take_from_leases(buffer, sums, condition, "replaced", lost)
     if any(row.num_drawn for row in sums):
         execute(buffer.connection, keep_drawn(condition))
     _delete(buffer, sums, condition)
+
+
+def lose_claims(buffer: LockedBuffer, rows: Sequence[Any], *, by_caller: bool) -> None:
+    """Record in leases that they lose the claimed groups among some, given by their scalars.
+
+    If this is done `by_caller`, the leases that it holds do not record it.
+    """
+    ids = [row.id for row in rows if row.group_status == GroupStatus.PENDING]
+    if ids:
+        condition = selection(buffer.id, ids=ids)
+        _record_losses(buffer, condition, (GroupStatus.PENDING,), by_caller=by_caller)
 
 
 def _take_from_leases(
@@ -180,13 +190,22 @@ def _take_from_leases(
     found = {row.group_status for row in sums}
     if GroupStatus.LEASED in found:
         execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
-    if found.isdisjoint(statuses):
-        return
+    if not found.isdisjoint(statuses):
+        _record_losses(buffer, condition, statuses, by_caller=True)
+
+
+def _record_losses(
+    buffer: LockedBuffer,
+    condition: ColumnElement[bool],
+    statuses: Collection[GroupStatus],
+    *,
+    by_caller: bool,
+) -> None:
     lost: dict[int, list[int]] = {}
     for row in execute(buffer.connection, select_losses(condition, statuses)):
         lost.setdefault(row.id, list(row.lost_ids or ())).append(row.group_id)
     for lease_id, ids in lost.items():
-        if lease_id not in buffer.scope.held:
+        if not by_caller or lease_id not in buffer.scope.held:
             execute(buffer.connection, set_lost(lease_id, ids))
 
 
