@@ -42,7 +42,8 @@ def scalar(value: object) -> object:
     # Another thread may be importing torch. Before it defines the class, there are no tensors.
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     if isinstance(value, (np.generic, np.ndarray, tensor)):
-        if value.ndim or isinstance(value, np.ma.MaskedArray):  # the item of a masked one is 0
+        # The item of a masked array is 0, and a tensor on the device "meta" has none.
+        if value.ndim or isinstance(value, np.ma.MaskedArray) or getattr(value, "is_meta", False):
             return value
         plain = value.item()
         return float(plain) if isinstance(plain, np.floating) else plain  # for a long double

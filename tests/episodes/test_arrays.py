@@ -182,6 +182,12 @@ def test_a_masked_number_is_not_0(field: str) -> None:
         Episode(**ROW | {name: {key: masked} if key else masked})
 
 
+@pytest.mark.parametrize("field", ["reward", "advantage", "policy_version"])
+def test_a_tensor_without_data_is_no_number(field: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{field}: expected .*, got .*device='meta'"):
+        Episode(**ROW | {field: torch.tensor(1.0, device="meta")})
+
+
 def test_a_masked_number_in_a_list_is_missing() -> None:
     """numpy makes it NaN, with a warning: in logprobs and rewards it means not recorded."""
     with warnings.catch_warnings():
