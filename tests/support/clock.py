@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock:
-    """A running clock that `jump` moves forward."""
+    """A clock that only `jump` moves."""
 
     def __init__(self) -> None:
-        self._ahead = timedelta()
+        self._now = datetime.now(UTC)
 
     def jump(self, seconds: float) -> None:
-        self._ahead += timedelta(seconds=seconds)
+        self._now += timedelta(seconds=seconds)
 
     def now(self) -> datetime:
-        return datetime.now(UTC) + self._ahead
+        return self._now
