@@ -88,7 +88,7 @@ async def test_cuts(client: Any, direct: Any, proxy: Proxy, rule: Rule, kept: bo
 
 async def test_a_commit_in_flight(client: Any, direct: Any, proxy: Proxy) -> None:
     """The client is disconnected before the server receives the COMMIT."""
-    proxy.rule = cut_commits("flight", delay=0.3)
+    proxy.rule = cut_commits("flight", delay=3)  # far longer than the next read takes
     with pytest.raises(LOST):
         await insert(client, "a")
     assert await stored(direct) == []

@@ -154,7 +154,7 @@ async def test_many_episodes_and_draws_are_paginated(
         ("dropped", "inside", "tokens were dropped"),
         ("damaged", "inside", "tokens are damaged"),
         ("too large", "inside", "more than 1 bytes"),
-        ("missing", "outside", "cannot be read: {location}: No such file"),
+        ("missing", "outside", "cannot be read: {location}: {folder}/"),
         ("refused", "outside", "cannot be read: {location}: Permission denied"),
         ("silent", "outside", "cannot be read: {location}: no response in 0.05 seconds"),
     ],
@@ -179,7 +179,7 @@ async def test_pages_without_readable_tokens(
         )
     )
     folder = tmp_path / "payloads"
-    message = problem.format(location=folder.as_uri())
+    message = problem.format(location=folder.as_uri(), folder=folder)
     match how:
         case "dropped":
             await buffer.update_settings(archived_payload="drop", max_times_sampled=1)

@@ -59,10 +59,10 @@ async def test_a_path_that_the_system_refuses(sqlite_url: str, name: str) -> Non
     (folder / "loop").symlink_to(folder / "loop")
     url = f"sqlite:///{folder / name}"
     for opening in (
-        Store.open(url),
-        Store.open(url, migrate=True),
         Store.open(url, read_only=True),
         operations.vacuum(url),
+        Store.open(url),
+        Store.open(url, migrate=True),
         operations.copy(sqlite_url, url),
     ):
         with pytest.raises(rdb.DatabaseUnavailableError) as caught:

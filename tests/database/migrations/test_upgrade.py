@@ -194,7 +194,7 @@ async def test_concurrent_upgrades_in_processes(empty_url: str) -> None:
 
 async def test_waiting_for_another_upgrade_can_be_cancelled(empty_sqlite_url: str) -> None:
     backend = backend_for(empty_sqlite_url)
-    async with revisions.schema_transaction(backend) as connection:
+    async with revisions.schema_transaction(backend, create=True) as connection:
         await connection.execute(select(1))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(migrations.upgrade(backend), 0.3)
