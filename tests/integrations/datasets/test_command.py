@@ -109,4 +109,4 @@ def test_without_the_packages(url: str, lines: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "replaydb.integrations.datasets", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "replaydb.integrations.datasets.incoming", raising=False)
-    assert "pip install datasets" in refused(url, lines, "sums")
+    assert "pip install datasets" in refused(url, lines, "sums", "--create")
