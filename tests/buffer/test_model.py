@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import permutations
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, example, given, settings
@@ -159,7 +159,7 @@ class Model:
         limit: The setting `max_staleness`.
         now: The time in seconds.
         draws: Number of draws.
-        left: Ids of the groups that the last call has left with a payload, for random evictions.
+        victims: Ids of groups in the order in which random evictions choose them.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Model:
     keep_archived: Keep | None = None
     now: int = 0
     draws: int = 0
-    left: Collection[int] = ()
+    victims: Sequence[int] = ()
 
     def limit_of(self, task: str) -> int | None:
         limit: int | None = self.limit.get(task) if isinstance(self.limit, dict) else self.limit
@@ -255,7 +255,8 @@ class Model:
             return min(dead, key=lambda uid: mine[uid].id)
         idle = [uid for uid, row in mine.items() if row.status in IDLE]
         if self.eviction == "uniform":
-            idle.sort(key=lambda uid: mine[uid].id in self.left)
+            order = {group_id: position for position, group_id in enumerate(self.victims)}
+            idle.sort(key=lambda uid: order.get(mine[uid].id, len(order)))
         else:
             value, highest = ORDERS[self.eviction]
             known = [uid for uid in idle if value(mine[uid]) is not None]
@@ -470,34 +471,41 @@ async def compared(
         result = await call
     except rdb.ReplayDBError as failure:
         error = failure
-    for left in await possibly_left(buffer, model, error):
+    stored = {one.id for one in await buffer.find() if one.status != "archived"}
+    for victims in possible_victims(model, stored, error):
         trial = copy.deepcopy(model)
-        trial.left = left
+        trial.victims = victims
         refusal: Refused | None = None
+        difference: AssertionError | None = None
         try:
             simulate(trial, result)
         except Refused as refused:
             refusal = refused
-        if (error and type(error)) is (refusal and refusal.error):
+        except AssertionError as found:  # perhaps of these victims only
+            difference = found
+        after = trial if refusal is None or refusal.keeps else model
+        is_same = (error and type(error)) is (refusal and refusal.error)
+        if difference is None and is_same and stored == with_payload(after):
             break
     else:
-        raise AssertionError(f"the model says {refusal!r}") from error
-    if refusal is None or refusal.keeps:
-        vars(model).update(vars(trial))
+        raise difference or AssertionError(f"the model says {refusal!r}") from error
+    vars(model).update(vars(after))
 
 
-async def possibly_left(
-    buffer: Buffer, model: Model, error: Exception | None
-) -> Iterable[Collection[int]]:
-    """Return the groups that random evictions of a call may have left: those that are stored.
+def with_payload(model: Model) -> set[int]:
+    return {row.id for row in model.rows.values() if row.status != "archived"}
+
+
+def possible_victims(
+    model: Model, stored: set[int], error: Exception | None
+) -> Iterable[Sequence[int]]:
+    """Return the orders in which a call may have evicted random groups: those that are missing.
 
     If it failed, it may have evicted any of them before it was rolled back.
     """
     if model.eviction != "uniform":
         return [()]
-    stored = [one.id for one in await buffer.find() if one.status != "archived"]
-    sizes = range(len(stored), -1 if error else len(stored) - 1, -1)
-    return chain.from_iterable(combinations(stored, size) for size in sizes)
+    return permutations(with_payload(model) if error else with_payload(model) - stored)
 
 
 async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) -> None:
@@ -545,12 +553,15 @@ async def sample(
     least = max(0, most - spare)
 
     def simulate(model: Model, batch: rdb.Batch | None) -> None:
+        before = copy.deepcopy(model.rows)
         names = model.locked(TASKS if task is None else [task])
         model.maintain(names)
         rows = model.eligible(task, limit)
         n = min(most, len(rows))
         if n < least:
             model.maintain(TASKS)
+            if model.rows != before:
+                model.trim(TASKS)
             raise Refused(rdb.NotEnoughGroupsError, keeps=True)
         if n == 0:
             raise Refused(None)
@@ -706,6 +717,14 @@ RULES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     "random groups are evicted for a put that is refused": (
         {"capacity": Capacity(groups=2), "eviction": "uniform", "on_evict": "delete"},
         [("put", of(uid), "error") for uid in ("uid-0", "uid-1", "uid-2", "uid-3")],
+    ),
+    "a random group is evicted that a put ignores": (
+        {"capacity": Capacity(groups=3), "eviction": "uniform"},
+        [("put", [*of("uid-5"), *of("uid-3")], "ignore")],
+    ),
+    "a draw that fails removes groups from the archive": (
+        {"time_to_live": 100.0, "keep_archived": Keep(seconds=100)},
+        [("wait", 120), ("sample", 1, 0, rdb.Fifo(), None, None)],
     ),
     "open groups exceed a lowered capacity": (
         {},
