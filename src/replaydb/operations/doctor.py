@@ -30,10 +30,9 @@ PATIENCE_SECONDS = 20.0
 async def examine(url: str | URL) -> tuple[Finding, ...]:
     """Check the health of a store and its database, and suggest fixes.
 
-    Checks the engine version and its known faults, settings, connections, disk space, tables and
-    indexes, growth, clocks, id sequences, and the payload store. Reads only, and does not read
-    stored groups; for those, see `verify`. A database that cannot be reached is a finding, not an
-    error.
+    Checks the engine version and its known faults, settings, disk space, tables and indexes,
+    clocks, id sequences, and the payload store. Reads only, and does not read stored groups; for
+    those, see `verify`. A database that cannot be reached is a finding, not an error.
 
     Args:
         url: URL of the store, as for `Store.open`.

@@ -15,21 +15,16 @@ from replaydb.results import Finding
 _FIXED_EARLIER = {(3, 44): 6, (3, 50): 7}
 _FIXED = (3, 51, 3)
 
-GB = 1 << 30
 #: Free space on the disk below which puts are likely to fail.
-LEAST_FREE = GB // 4
+LEAST_FREE = 256 << 20
 #: A log this long is no longer checkpointed, because some transaction is always reading.
-LONG_LOG = GB // 4
-#: Free pages that are worth a vacuum: more bytes than this, and more than this share of the file.
-MUCH_FREE, FREE_SHARE = GB // 16, 0.5
-PAGE_SIZE = 16384
+LONG_LOG = 256 << 20
 
 
 def findings(connection: Connection, path: Path) -> Iterator[Finding]:
     """Yield the findings about the library, the file and its disk."""
     yield _library(connection)
     yield _journal(connection)
-    yield _pages(connection)
     yield _log(path)
     yield _disk(path)
     yield _rights(path)
@@ -62,29 +57,6 @@ def _journal(connection: Connection) -> Finding:
     )
 
 
-def _pages(connection: Connection) -> Finding:
-    size, pages, free = (
-        int(connection.exec_driver_sql(pragma).scalar_one())
-        for pragma in ("PRAGMA page_size", "PRAGMA page_count", "PRAGMA freelist_count")
-    )
-    if free * size > MUCH_FREE and free > FREE_SHARE * pages:
-        return Finding(
-            "warning",
-            "file",
-            f"{_mb(free * size)} of {_mb(pages * size)} are free: SQLite reuses this space, but "
-            "does not shrink the file",
-            "to return the space to the file system, run replaydb vacuum",
-        )
-    if size != PAGE_SIZE:
-        return Finding(
-            "warning",
-            "file",
-            f"its page size is {size} bytes: payloads are read faster from pages of {PAGE_SIZE}",
-            "replaydb copy into a new file",
-        )
-    return Finding("good", "file", f"{_mb(pages * size)}, of which {_mb(free * size)} are free")
-
-
 def _log(path: Path) -> Finding:
     log = path.with_name(f"{path.name}-wal")
     size = log.stat().st_size if log.exists() else 0
@@ -106,13 +78,6 @@ def _disk(path: Path) -> Finding:
             "disk",
             f"{_mb(free)} are free: puts are about to fail",
             "free space on the disk, with replaydb prune and vacuum too, or move the store",
-        )
-    if free < path.stat().st_size:
-        return Finding(
-            "warning",
-            "disk",
-            f"{_mb(free)} are free, less than the size of the file: a vacuum or copy does not fit",
-            "free space before you need either",
         )
     return Finding("good", "disk", f"{_mb(free)} are free")
 
