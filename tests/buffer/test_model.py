@@ -390,12 +390,13 @@ class Model:
         self.maintain(TASKS)
         rows = {uid: self.rows[uid] for uid in chosen if uid in self.rows}
         if status != "archived":
-            for row in rows.values():
-                is_empty = not (row.versions is None or row.versions)
-                if row.is_gone or (is_empty and row.status == "archived"):
-                    raise Refused(rdb.PayloadGoneError)
-                if is_empty and status == "completed":
-                    raise Refused(rdb.InvalidInputError)
+            empty = [row for row in rows.values() if row.versions == []]
+            if any(
+                row.is_gone or (row in empty and row.status == "archived") for row in rows.values()
+            ):
+                raise Refused(rdb.PayloadGoneError)
+            if empty and status == "completed":
+                raise Refused(rdb.InvalidInputError)
         archived = [row for row in rows.values() if row.status == "archived" != status]
         incoming = Counter(
             row.task
@@ -725,6 +726,10 @@ RULES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     "a draw that fails removes groups from the archive": (
         {"time_to_live": 100.0, "keep_archived": Keep(seconds=100)},
         [("wait", 120), ("sample", 1, 0, rdb.Fifo(), None, None)],
+    ),
+    "an empty group is updated together with one that was evicted": (
+        {"capacity": Capacity(groups=4)},
+        [("open", "uid-5", "gsm8k", None, None), ("update", ["uid-5", "uid-0"], "completed", None)],
     ),
     "open groups exceed a lowered capacity": (
         {},
