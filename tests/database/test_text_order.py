@@ -82,7 +82,6 @@ def test_no_order_of_a_download_depends_on_the_locale_of_the_server() -> None:
         queries.select_tasks(None),
         queries.select_prompt("math", "p", None),
         queries.select_run_groups(["a"]),
-        queries.select_runs(),
         queries.select_episodes("math", 1),
     )
     dialect = create_mock_engine("postgresql+asyncpg://", lambda *_: None).dialect

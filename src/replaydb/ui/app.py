@@ -56,12 +56,11 @@ DOWNLOADS: dict[str, View] = {
     "runs": runs_view.download_all,
     "step": step_view.download,
     "steps": step_view.download_all,
+    "tokens": episode_view.download_tokens,
 }
 ROUTES |= {
     f"{name}.{kind}": view for name, view in DOWNLOADS.items() for kind in downloads.MEDIA_TYPES
 }
-# Tokens are in no view of the database, so there is no SQL download of them.
-ROUTES |= {f"tokens.{kind}": episode_view.download_tokens for kind in ("parquet", "json")}
 
 #: Connections to the database. Further requests wait for a free one.
 POOL_SIZE = 4

@@ -1,7 +1,6 @@
-"""Downloads of the rows of a page as Parquet, JSON or the equivalent SQL.
+"""Downloads of the rows of a page as Parquet or JSON, at most `queries.MAX_ROWS`.
 
-The rows are those of a database view, at most `queries.MAX_ROWS`. A download has its own connection
-and is read and sent in chunks.
+A download has its own connection and is read and sent in chunks.
 """
 
 from __future__ import annotations
@@ -32,35 +31,19 @@ from replaydb.ui import queries
 MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
     "json": "application/json",
-    "sql": "application/sql",
 }
 
 #: Columns that contain JSON.
 _JSON_COLUMNS = ("tags", "metadata")
 
 
-async def answer(
-    request: Request,
-    statement: Select[Any],
-    rows: Callable[[], analysis.Rows] | None = None,
-) -> Response:
-    """Return the rows as a file of the type that the path ends with, sent in chunks.
-
-    Args:
-        request: The request.
-        statement: A query over the database views.
-        rows: Returns the same rows, read page by page. None: run `statement` and read all rows at
-            once, for queries with few rows.
-    """
-    url = request.app.state.url
-    if _name(request).endswith(".sql"):
-        text = await asyncio.to_thread(_literal, url, statement)
-        return Response(f"{text};\n", headers=_headers(request))
-    return await answer_rows(request, rows or partial(_at_once, url, statement))
+async def answer_query(request: Request, statement: Select[Any]) -> Response:
+    """Return the rows of a query over the database views, which are read at once."""
+    return await answer(request, partial(_at_once, request.app.state.url, statement))
 
 
-async def answer_rows(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
-    """Return rows that have no equivalent SQL as a file, sent in chunks."""
+async def answer(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
+    """Return the rows as a file of the type that the path ends with, sent in chunks."""
     encode = _FORMATS[_name(request).rpartition(".")[2]]
     chunks = _chunks(encode(await asyncio.to_thread(rows)))
     first = await anext(chunks, b"")  # an error until here still becomes an error page
@@ -80,7 +63,6 @@ def _name(request: Request) -> str:
 
 
 def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
-    """Return the rows of a query over the database views, read at once."""
     readable = plain(statement)
     schema = schema_of(readable)
     id_index = schema.get_field_index("group_id")
@@ -98,13 +80,6 @@ def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
 
 def _size(row: Iterable[Any]) -> int:
     return sum(len(value) for value in row if isinstance(value, str | bytes))
-
-
-def _literal(url: str | URL, statement: Select[Any]) -> str:
-    """Return a statement as SQL of the store's engine with literal values."""
-    with opened(url) as source:
-        dialect = source.read(lambda connection: connection.dialect)
-    return str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:

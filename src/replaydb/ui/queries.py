@@ -1,20 +1,16 @@
-"""Queries of downloads over the views of the database."""
+"""Rows of downloads: queries over the views of the database, and tables of `analysis`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import (
     URL,
     BigInteger,
-    Case,
-    Column,
-    ColumnElement,
     Double,
-    ScalarSelect,
     Select,
     Text,
     func,
@@ -22,15 +18,13 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy import cast as cast_
-from sqlalchemy.sql.visitors import replacement_traverse
 from sqlalchemy.types import TypeEngine
 
 from replaydb import analysis
-from replaydb.database import filters
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import bytewise, total
 from replaydb.database.group_columns import col
-from replaydb.database.schema import episode_group, run, transcript
+from replaydb.database.schema import transcript
 from replaydb.database.views import (
     episode_overview,
     group_overview,
@@ -73,13 +67,6 @@ def select_prompt(buffer: str, uid: str, task: str | None) -> Select[Any]:
     by = bytewise(_prompts.task_name)
     statement = select(*_prompts).where(mine).order_by(by).limit(MAX_ROWS)
     return statement if task is None else statement.where(_prompts.task_name == task)
-
-
-def select_runs() -> Select[Any]:
-    """Select the runs of the store."""
-    named = (run.c.id.label("run_id"), run.c.name.label("run_name"))
-    rest = (run.c.lineage, run.c.started_at, run.c.metadata)
-    return select(*named, *rest).order_by(run.c.id).limit(MAX_ROWS)
 
 
 def select_run_groups(runs: Sequence[str]) -> Select[Any]:
@@ -143,8 +130,8 @@ def select_drawn(
     return statement.order_by(_drawn.draw_id, _drawn.position).limit(MAX_ROWS)
 
 
-def select_groups(buffer: str, query: GroupQuery) -> Select[Any]:
-    """Select the groups of a query.
+def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
+    """Return the groups of a query, read page by page.
 
     Raises:
         InvalidInputError: The query searches for a text, which downloads do not support.
@@ -152,46 +139,6 @@ def select_groups(buffer: str, query: GroupQuery) -> Select[Any]:
     if query.text is not None:
         expected = "no text search in a download; remove this query parameter"
         raise InvalidInputError("text", expected, repr(query.text[:100]))
-    statement = select(*_view).where(_view.buffer_name == buffer)
-    for column, names in (
-        (_view.task_name, query.task),
-        (_view.group_status, query.status),
-        (_view.run_name, query.run),
-    ):
-        if names:
-            statement = statement.where(column.in_(names))
-    where = filters.checked(query.condition)
-    if where is not None:
-        statement = statement.where(_over_view(where))
-    return statement.order_by(_view.group_id).limit(MAX_ROWS)
-
-
-def _over_view(where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Translate a filter over the columns of the table to the columns of the view."""
-
-    def replaced(element: Any, **_: Any) -> ColumnElement[Any] | None:
-        match element:
-            case Case() if element.else_ is episode_group.c.staleness:
-                return _view.staleness  # the view has the current value
-            case ScalarSelect():  # a bound of the staleness, written so that its index is used
-                [bound] = element.element.selected_columns
-                return cast("Case[Any]", bound).else_
-            case Column(table=table, key=key) if table is episode_group:
-                name = "group_id" if key == "id" else key
-                return _view[name] if name in _view else _table_column(key)
-        return None
-
-    return replacement_traverse(where, {}, replaced)
-
-
-def _table_column(key: str) -> ColumnElement[Any]:
-    """Return a column of the table that the view does not have."""
-    table = episode_group.alias("whole")
-    return select(table.c[key]).where(table.c.id == _view.group_id).scalar_subquery()
-
-
-def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
-    """Return the groups of a query, read page by page."""
     return analysis.groups(
         url,
         buffer=buffer,

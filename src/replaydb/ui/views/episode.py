@@ -138,18 +138,19 @@ async def _download_texts(request: Request, fields: Sequence[str]) -> Response:
     info = await info_of(buffer, number_of(request, "group"))
     infos = await buffer.episodes(info.id, limit=info.num_episodes)
     positions = [_find_info(info, infos, number_of(request, field)).position for field in fields]
-    return await downloads.answer(request, queries.select_texts(buffer.name, info.id, positions))
+    statement = queries.select_texts(buffer.name, info.id, positions)
+    return await downloads.answer_query(request, statement)
 
 
 async def download_tokens(request: Request) -> Response:
-    """Download the tokens of an episode, one row each. There is no view for them, so no SQL."""
+    """Download the tokens of an episode, one row each."""
     buffer = await buffer_of(request)
     loaded = await _load_group(buffer, number_of(request, "group"))
     position = loaded.info_of(number_of(request, "position")).position
     if loaded.content.problem is not None:
         raise InvalidInputError("group", "a group with readable tokens", loaded.content.problem)
     url = request.app.state.url
-    return await downloads.answer_rows(
+    return await downloads.answer(
         request, lambda: queries.tokens(url, buffer.name, loaded.group.id, position)
     )
 

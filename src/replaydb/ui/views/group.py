@@ -154,7 +154,7 @@ async def download(request: Request) -> Response:
     """Download the episodes of a group, as rows of `episode_overview`."""
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "id"))
-    return await downloads.answer(request, queries.select_episodes(buffer.name, info.id))
+    return await downloads.answer_query(request, queries.select_episodes(buffer.name, info.id))
 
 
 async def load_group(

@@ -146,9 +146,7 @@ async def download(request: Request) -> Response:
     """Download all groups of the query, as rows of `group_overview`."""
     query, name = GroupQuery.of(request.query_params), (await buffer_of(request)).name
     return await downloads.answer(
-        request,
-        queries.select_groups(name, query),
-        lambda: queries.groups(request.app.state.url, name, query),
+        request, lambda: queries.groups(request.app.state.url, name, query)
     )
 
 

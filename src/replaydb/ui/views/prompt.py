@@ -123,7 +123,7 @@ async def download(request: Request) -> Response:
     buffer = await buffer_of(request)
     task = request.query_params.get("task") or None
     statement = queries.select_prompt(buffer.name, text_of(request, "uid"), task)
-    return await downloads.answer(request, statement)
+    return await downloads.answer_query(request, statement)
 
 
 def _solved(request: Request) -> float | None:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import analysis
 from replaydb.database.views import TRAINED
 from replaydb.results import RunInfo, RunStats, VersionTotals
 from replaydb.store import Store
@@ -124,11 +125,12 @@ async def download_all(request: Request) -> Response:
     """Download totals of the stored groups of two runs, or the list of runs."""
     if request.query_params.get("a") and request.query_params.get("b"):
         return await _download_groups(request, ("a", "b"))
-    return await downloads.answer(request, queries.select_runs())
+    return await downloads.answer(request, lambda: analysis.runs(request.app.state.url))
 
 
 async def _download_groups(request: Request, fields: Sequence[str]) -> Response:
-    return await downloads.answer(request, queries.select_run_groups(await _names(request, fields)))
+    statement = queries.select_run_groups(await _names(request, fields))
+    return await downloads.answer_query(request, statement)
 
 
 async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:

@@ -239,7 +239,7 @@ async def download(request: Request) -> Response:
         run=_run(request),
         draw=draw,
     )
-    return await downloads.answer(request, statement)
+    return await downloads.answer_query(request, statement)
 
 
 async def steps(request: Request) -> Response:
@@ -259,9 +259,7 @@ async def download_all(request: Request) -> Response:
     """Download the groups of all draws of a buffer, as rows of `training_history`."""
     name, run = (await buffer_of(request)).name, _run(request)
     return await downloads.answer(
-        request,
-        queries.select_drawn(name, run=run),
-        lambda: analysis.draws(request.app.state.url, buffer=name, runs=run),
+        request, lambda: analysis.draws(request.app.state.url, buffer=name, runs=run)
     )
 
 
