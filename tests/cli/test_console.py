@@ -127,7 +127,7 @@ def test_sizes(num_bytes: int, text: str) -> None:
 
 
 def test_no_progress_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with console.progress("copying", in_bytes=True) as report:
+    with console.progress("copying") as report:
         report(5, None)
         report(10, 20)
     assert capsys.readouterr() == ("", "")

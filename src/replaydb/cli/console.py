@@ -202,23 +202,19 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress(what: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int | None], object]]:
+def progress(what: str) -> Iterator[Callable[[int, int | None], object]]:
     """Show a progress bar on stderr while the block runs, if stderr is a terminal.
 
-    The block gets a function `update(done, total)`; the total is None if it is unknown.
-
-    Args:
-        what: Description beside the bar.
-        in_bytes: Whether the numbers are bytes.
+    The block gets a function `update(done, total)`; the total is None if it is unknown. `what` is
+    shown beside the bar.
     """
     from rich import progress as bars
 
-    count = bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn()
     where = console(stderr=True)
     with bars.Progress(
         bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(),
-        count,
+        bars.MofNCompleteColumn(),
         bars.TimeRemainingColumn(),
         console=where,
         transient=True,

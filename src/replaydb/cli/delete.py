@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaydb.cli.console import (
-    BufferName,
-    Url,
-    progress,
-    with_buffer,
-    with_store,
-)
+from replaydb.cli.console import BufferName, Url, progress, with_buffer, with_store
 from replaydb.cli.selecting import info_of
 from replaydb.display import human_size, printable
 
@@ -48,13 +44,7 @@ def buffers(url: Url, buffer: BufferName, yes: Yes = False) -> None:
     """Delete a buffer: its groups, draws, leases, cursors and settings."""
     from replaydb.operations import delete_buffer
 
-    expected = with_store(url, lambda store: delete_buffer(store, buffer, dry_run=True))
-    _confirm(f"buffer {printable(buffer)}: {described(expected)}", yes)
-    with progress("deleting") as show:
-        done = with_store(
-            url, lambda store: delete_buffer(store, buffer, progress=show), write=True
-        )
-    typer.echo(f"deleted: {described(done)}")
+    _delete(url, f"buffer {printable(buffer)}", partial(delete_buffer, name=buffer), yes)
 
 
 def runs(
@@ -65,10 +55,16 @@ def runs(
     """Delete a run with the groups that it put, in every buffer, and its draws."""
     from replaydb.operations import delete_run
 
-    expected = with_store(url, lambda store: delete_run(store, run, dry_run=True))
-    _confirm(f"run {printable(run)}: {described(expected)}", yes)
+    _delete(url, f"run {printable(run)}", partial(delete_run, name=run), yes)
+
+
+def _delete(
+    url: str, what: str, delete: Callable[..., Coroutine[Any, Any, Removal]], yes: bool
+) -> None:
+    expected = with_store(url, lambda store: delete(store, dry_run=True))
+    _confirm(f"{what}: {described(expected)}", yes)
     with progress("deleting") as show:
-        done = with_store(url, lambda store: delete_run(store, run, progress=show), write=True)
+        done = with_store(url, lambda store: delete(store, progress=show), write=True)
     typer.echo(f"deleted: {described(done)}")
 
 

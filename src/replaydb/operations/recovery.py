@@ -26,6 +26,12 @@ T = TypeVar("T")
 AT_ONCE = 1000
 
 
+def every_buffer(connection: Connection) -> list[BufferRow]:
+    """Return all buffers."""
+    found = (buffers.find(connection, name) for name in buffers.buffer_names(connection))
+    return [row for row in found if row is not None]
+
+
 async def intact_groups(
     database: Database, payloads: Payloads
 ) -> AsyncIterator[tuple[BufferRow, Mapping[int, GroupStatus]]]:
@@ -35,12 +41,10 @@ async def intact_groups(
         A buffer, and its intact groups: the status to restore, by group id.
     """
 
-    def every_buffer(connection: Connection) -> list[tuple[BufferRow, dict[int, Failed]]]:
-        names = buffers.buffer_names(connection)
-        rows = [row for name in names if (row := buffers.find(connection, name)) is not None]
-        return [(row, damage.failed(connection, row.id)) for row in rows]
+    def work(connection: Connection) -> list[tuple[BufferRow, dict[int, Failed]]]:
+        return [(row, damage.failed(connection, row.id)) for row in every_buffer(connection)]
 
-    for buffer, found in await database.read(every_buffer, end=end_in(BULK_SECONDS)):
+    for buffer, found in await database.read(work, end=end_in(BULK_SECONDS)):
         for ids in _batches(found):
             end = end_in(allowance(sum(found[one].num_bytes for one in ids)))
             fetch = partial(groups.fetch, database.backend, buffer_id=buffer.id, ids=ids)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection
 
 from replaydb import checks, codec
 from replaydb.database.prepared import execute
-from replaydb.database.repository import aging, buffers, packs, recount, rows, sequences, tags
+from replaydb.database.repository import aging, packs, recount, rows, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.rows import Values
-from replaydb.database.repository.sequences import Behind
 from replaydb.database.schema import episode, episode_group, payload
 from replaydb.database.statements.recount import (
     orphans,
@@ -27,6 +27,7 @@ from replaydb.database.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
+    every_buffer,
     intact_groups,
     rebuild_columns,
     rebuild_staleness,
@@ -154,10 +155,11 @@ class _Verifying:
 
     async def rows(self, *, repair: bool) -> None:
         """Check rows, counters and sequences by SQL, in one snapshot."""
+        backend = self._database.backend
         async with self._database.snapshot(end_in(BULK_SECONDS)) as snapshot:
             groups, parts = await snapshot.read(_totals)
             self._update(num_groups=groups, total_payloads=parts)
-            damage = await snapshot.read(self._database.backend.damage)
+            damage = await snapshot.read(backend.damage)
             self._add_problems(Problem("damage", where, what) for where, what in damage)
             if damage:
                 return
@@ -166,9 +168,9 @@ class _Verifying:
             wrong_tags = await snapshot.read(_wrong_tags)
             task_states = await snapshot.read(_task_states)
             wrong_packs = await snapshot.read(_packs)
-            behind = await snapshot.read(self._behind)
+            behind = await snapshot.read(partial(sequences.behind, backend))
         if repair and behind:
-            await self._database.write(self._advance, end=end_in(BULK_SECONDS))
+            await self._database.write(partial(sequences.repair, backend), end=end_in(BULK_SECONDS))
         # These follow from columns that nothing can be checked against, so other problems do not
         # matter.
         repaired = [
@@ -186,14 +188,8 @@ class _Verifying:
             self._add_problems(replace(one, is_repaired=repair) for one in problems)
         self._add_problems(repaired)
 
-    def _behind(self, connection: Connection) -> list[Behind]:
-        return sequences.behind(self._database.backend, connection)
-
-    def _advance(self, connection: Connection) -> None:
-        sequences.repair(self._database.backend, connection)
-
     def _repair(self, connection: Connection) -> None:
-        for row in _every_buffer(connection):
+        for row in every_buffer(connection):
             recount.repair_counters(connection, row.id, row.name)
         packs.recount(connection, self._database.backend.now(connection))
 
@@ -202,7 +198,7 @@ class _Verifying:
         await self._payloads.check(end_in(allowance()))
         buffer_rows: dict[int, BufferRow] = {}
         if not any(one.kind == "damage" for one in self.report.problems):
-            buffer_rows = {row.id: row for row in await self._database.read(_every_buffer)}
+            buffer_rows = {row.id: row for row in await self._database.read(every_buffer)}
         async for fetched in every_payload(self._database, self._payloads):
             size = sum(len(data) for _, data in fetched.sound)
             number = len(fetched.sound) + len(fetched.damaged)
@@ -327,7 +323,7 @@ def _wrong_groups(connection: Connection) -> list[Problem]:
 
 def _wrong_tags(connection: Connection) -> Wrong:
     found: Wrong = []
-    for row in _every_buffer(connection):
+    for row in every_buffer(connection):
         for name, number in tags.mistagged(connection, row).items():
             where = f"index of tag {name!r} of buffer {row.name!r}"
             found.append((row, name, Problem("tags", where, f"{number} groups differ from it")))
@@ -336,7 +332,7 @@ def _wrong_tags(connection: Connection) -> Wrong:
 
 def _outdated(connection: Connection) -> Wrong:
     found: Wrong = []
-    for row in _every_buffer(connection):
+    for row in every_buffer(connection):
         for name, what in aging.outdated(connection, row).items():
             where = f"task {name!r} of buffer {row.name!r}"
             found.append((row, name, Problem("staleness", where, what)))
@@ -372,14 +368,9 @@ def _contradictions(
     return found
 
 
-def _every_buffer(connection: Connection) -> list[BufferRow]:
-    found = (buffers.find(connection, name) for name in buffers.buffer_names(connection))
-    return [row for row in found if row is not None]
-
-
 def _task_states(connection: Connection) -> list[Problem]:
     found = []
-    for row in _every_buffer(connection):
+    for row in every_buffer(connection):
         for task_name, wrong in recount.wrong_counters(connection, row.id).items():
             where = f"task {task_name!r} of buffer {row.name!r}"
             found.append(Problem("counters", where, _described(wrong)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,12 +18,13 @@ from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.errors import InvalidInputError
 from replaydb.monitoring import BufferSnapshot, Rates, empty, end, followed, overdue, waits
-from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
+from replaydb.results import BufferStats, LeaseInfo, RunInfo, TaskCounters
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
 from replaydb.ui.shared import SharedCache
 from replaydb.ui.views.learning import learning
+from replaydb.ui.views.step import DrawRow, draw_row
 
 #: Seconds for which the list of buffers and runs is cached.
 STORE_SECONDS = 2.0
@@ -31,21 +32,6 @@ STORE_SECONDS = 2.0
 MAX_TASKS, MAX_ROWS = 50, 10
 #: Number of draws that count as recent.
 RECENT_DRAWS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class DrawRow:
-    """A row of the table of draws.
-
-    Attributes:
-        info: The record of the draw.
-        staleness: Mean staleness at the draw; None if unknown.
-        outcomes: Number of groups by outcome.
-    """
-
-    info: DrawInfo
-    staleness: float | None
-    outcomes: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +171,7 @@ async def _now(request: Request, buffer: Buffer) -> Now:
         blocked=await _blocked(buffer, stats, leases),
         empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
-        draws=[_draw_row(info) for info in await buffer.draws(limit=MAX_ROWS)],
+        draws=[draw_row(info) for info in await buffer.draws(limit=MAX_ROWS)],
         lag=await store_of(request).replication_lag(),
     )
 
@@ -209,12 +195,6 @@ async def _blocked(buffer: Buffer, stats: BufferStats, leases: Sequence[LeaseInf
         ),
         *(f"the deadline of group {it.id} has passed: it completes or fails {then}" for it in late),
     ]
-
-
-def _draw_row(info: DrawInfo) -> DrawRow:
-    known = [it for it in info.staleness if it is not None]
-    outcomes = Counter("unknown" if it is None else str(it) for it in info.outcomes)
-    return DrawRow(info, sum(known) / len(known) if known else None, outcomes)
 
 
 async def _learning(request: Request, buffer: Buffer) -> object:

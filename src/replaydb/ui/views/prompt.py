@@ -19,6 +19,7 @@ from replaydb.ui.addresses import plain
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
 from replaydb.ui.views.group import Prompt, prompt_of, read
+from replaydb.ui.views.step import mean
 
 #: Rows per table.
 ROWS = 100
@@ -195,7 +196,7 @@ def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
             version,
             len(several),
             sum(one.num_episodes for one in several),
-            _mean([one.reward_mean for one in several if one.reward_mean is not None]),
+            mean(one.reward_mean for one in several),
             min((one.reward_min for one in several if one.reward_min is not None), default=None),
             max((one.reward_max for one in several if one.reward_max is not None), default=None),
         )
@@ -206,10 +207,6 @@ def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
 def _version_and_id(one: GroupInfo) -> tuple[int, int]:
     version = -1 if one.min_policy_version is None else one.min_policy_version
     return version, one.id
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _lines(attempts: Iterable[Attempt], solved: float, newest: Iterable[GroupInfo]) -> list[Line]:

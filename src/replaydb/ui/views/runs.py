@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +17,7 @@ from replaydb.results import RunInfo, RunStats, VersionTotals
 from replaydb.store import Store
 from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
-from replaydb.ui.pages import optional_number, page, store_of, text_of
+from replaydb.ui.pages import as_json, optional_number, page, store_of, text_of
 
 #: Rows per table.
 ROWS = 100
@@ -180,9 +179,7 @@ def differences(
     a: Mapping[str, object], b: Mapping[str, object]
 ) -> list[tuple[str, str | None, str | None]]:
     """Return the names and both values of the entries in which two JSON objects differ."""
-    texts = [
-        {name: json.dumps(it, ensure_ascii=False) for name, it in one.items()} for one in (a, b)
-    ]
+    texts = [as_json(one) for one in (a, b)]
     return [
         (name, texts[0].get(name), texts[1].get(name))
         for name in sorted({*a, *b})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeAlias, TypeVar
 
 from starlette.requests import Request
@@ -168,12 +167,12 @@ class StepView:
     @property
     def reward_mean(self) -> float | None:
         """Mean of the mean rewards of the groups trained on that are known."""
-        return _mean(one.reward_mean for one in self.trained)
+        return mean(one.reward_mean for one in self.trained)
 
     @property
     def staleness_mean(self) -> float | None:
         """Mean staleness of the groups trained on."""
-        return _mean(one.staleness for one in self.trained)
+        return mean(one.staleness for one in self.trained)
 
     @property
     def num_of_unknown_staleness(self) -> int:
@@ -220,13 +219,24 @@ async def step(request: Request) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
-    """A row of the table of draws."""
+class DrawRow:
+    """A row of a table of draws.
 
-    draw: DrawInfo
+    Attributes:
+        info: The record of the draw.
+        staleness: Mean staleness at the draw; None if unknown.
+        outcomes: Number of groups by outcome.
+    """
+
+    info: DrawInfo
+    staleness: float | None
     outcomes: Mapping[str, int]
-    staleness_mean: float | None
-    at: datetime
+
+
+def draw_row(info: DrawInfo) -> DrawRow:
+    """Return the row of a draw."""
+    counts = Counter("unknown" if it is None else it.value for it in info.outcomes)
+    return DrawRow(info, mean(info.staleness), dict(sorted(counts.items())))
 
 
 async def download(request: Request) -> Response:
@@ -247,10 +257,7 @@ async def steps(request: Request) -> Response:
     buffer = await buffer_of(request)
     before, run = optional_number(request, "before"), _run(request)
     draws = await buffer.draws(runs=run, before=before, limit=ROWS + 1)
-    rows = [
-        StepRow(draw, _outcomes(draw.outcomes), _mean(draw.staleness), draw.created_at)
-        for draw in draws[:ROWS]
-    ]
+    rows = [draw_row(draw) for draw in draws[:ROWS]]
     older = draws[ROWS - 1].id if len(draws) > ROWS else None
     return page(request, "steps.html", rows=rows, older=older, run=run)
 
@@ -359,7 +366,7 @@ def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[DrawnGroup], T]) -> dic
         value: Subset(
             len(several),
             len(several) / total,
-            _mean(one.reward_mean for one in several),
+            mean(one.reward_mean for one in several),
             sum(one.weight for one in several),
         )
         for value, several in by.items()
@@ -370,16 +377,12 @@ def _sort_key(source: Source) -> tuple[str, int]:
     return source[0] or "", -1 if source[1] is None else source[1]
 
 
-def _outcomes(outcomes: Iterable[DrawOutcome | None]) -> dict[str, int]:
-    counts = Counter("unknown" if it is None else it.value for it in outcomes)
-    return dict(sorted(counts.items()))
-
-
 def _run(request: Request) -> str | None:
     return request.query_params.get("run") or None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
