@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
@@ -203,7 +203,7 @@ class GroupQuery:
             InvalidInputError: The filter is invalid.
         """
         conditions = [
-            f"{name} is {_or(values)}"
+            f"{name} is {' or '.join(values)}"
             for name, values in (("task", self.task), ("status", self.status), ("run", self.run))
             if values
         ]
@@ -259,7 +259,3 @@ def _read(value: str, kind: Callable[[str], T], name: str, expected: str) -> T:
     if parsed_value is None or (isinstance(parsed_value, float) and not isfinite(parsed_value)):
         raise InvalidInputError(name, expected, repr(value[:100]))
     return parsed_value
-
-
-def _or(names: Sequence[str]) -> str:
-    return " or ".join(names)

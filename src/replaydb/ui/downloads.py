@@ -44,22 +44,15 @@ async def answer_query(request: Request, statement: Select[Any]) -> Response:
 
 async def answer(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
     """Return the rows as a file of the type that the path ends with, sent in chunks."""
-    encode = _FORMATS[_name(request).rpartition(".")[2]]
-    chunks = _chunks(encode(await asyncio.to_thread(rows)))
+    name = request.url.path.rpartition("/")[2]
+    kind = name.rpartition(".")[2]
+    chunks = _chunks(_FORMATS[kind](await asyncio.to_thread(rows)))
     first = await anext(chunks, b"")  # an error until here still becomes an error page
-    return StreamingResponse(_with(first, chunks), headers=_headers(request))
-
-
-def _headers(request: Request) -> dict[str, str]:
-    name = _name(request)
-    return {
-        "Content-Disposition": f'attachment; filename="{name}"',
-        "Content-Type": MEDIA_TYPES[name.rpartition(".")[2]],
-    }
-
-
-def _name(request: Request) -> str:
-    return request.url.path.rpartition("/")[2]
+    return StreamingResponse(
+        _with(first, chunks),
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        media_type=MEDIA_TYPES[kind],
+    )
 
 
 def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:

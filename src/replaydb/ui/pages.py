@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from replaydb.store import Store
 from replaydb.ui import library
 
 T = TypeVar("T", bound=str)
+V = TypeVar("V")
+R = TypeVar("R")
 
 FOLDER = Path(__file__).parent
 
@@ -144,27 +146,23 @@ def choice_of(request: Request, name: str, choices: Sequence[T]) -> T:
 
 
 def _finalize(value: object) -> object:
-    """Format a template expression: None as "-", text with its control characters made visible."""
+    """Format a template expression.
+
+    None is "-", control characters of text are made visible, integers have thousands separators,
+    floats four digits.
+    """
     if value is None:
         return "-"
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value)
-    return _number(value) if isinstance(value, int | float) else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _number(value: object) -> object:
-    """Format integers with thousands separators and floats with four digits."""
-    if isinstance(value, bool) or value is None:
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"
-
-
-def _seconds(seconds: float | None) -> str | None:
-    return None if seconds is None else human_seconds(seconds)
+def _known(formatted: Callable[[V], R]) -> Callable[[V | None], R | None]:
+    """Return a filter that formats a value and leaves None as it is."""
+    return lambda value: None if value is None else formatted(value)
 
 
 def _behind(lag: float) -> str:
@@ -173,14 +171,8 @@ def _behind(lag: float) -> str:
     return f"{human_seconds(lag)} behind its primary"
 
 
-def _size(num_bytes: float | None) -> str | None:
-    return None if num_bytes is None else human_size(num_bytes)
-
-
-def _when(time: datetime | None) -> Markup | None:
+def _when(time: datetime) -> Markup:
     """Format a time in UTC together with its distance from now."""
-    if time is None:
-        return None
     ago = (datetime.now(UTC) - time).total_seconds()
     distance = f"{human_seconds(ago)} ago" if ago >= 0 else f"in {human_seconds(-ago)}"
     return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time> <small>({})</small>').format(
@@ -188,10 +180,8 @@ def _when(time: datetime | None) -> Markup | None:
     )
 
 
-def _at(time: datetime | None) -> Markup | None:
+def _at(time: datetime) -> Markup:
     """Format a time for a table that states the time zone; it can wrap between date and time."""
-    if time is None:
-        return None
     return Markup('<time datetime="{}">{:%Y-%m-%d}</time> <time>{:%H:%M:%S}</time>').format(
         time.isoformat(), time, time
     )
@@ -213,10 +203,10 @@ _ENVIRONMENT.globals |= {
     "plotly_styles": library.styles,
 }
 _ENVIRONMENT.filters |= {
-    "at": _at,
+    "at": _known(_at),
     "behind": _behind,
-    "percent": _percent,
-    "seconds": _seconds,
-    "size": _size,
-    "when": _when,
+    "percent": _known("{:.1%}".format),
+    "seconds": _known(human_seconds),
+    "size": _known(human_size),
+    "when": _known(_when),
 }

@@ -37,6 +37,7 @@ from replaydb.ui.tokens import (
 )
 from replaydb.ui.views.group import (
     Contents,
+    EpisodeSummary,
     advantages_of,
     contents,
     ended,
@@ -48,21 +49,6 @@ from replaydb.ui.views.group import (
 MAX_DECODED, MAX_CHARACTERS = 200_000, 1_000_000
 #: Maximum number of turns in the table.
 MAX_TURNS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """Facts of an episode.
-
-    Attributes:
-        info: Its stored columns.
-        advantage: Its stored advantage, or the GRPO advantage if none are stored in the group.
-        ended: Its finish reason; None if unknown.
-    """
-
-    info: EpisodeInfo
-    advantage: float | None
-    ended: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,20 +43,20 @@ MAX_BYTES, READ_SECONDS = 64_000_000, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRow:
+class EpisodeSummary:
     """An episode of a group.
 
     Attributes:
         info: Its stored columns.
         advantage: Its stored advantage, or the GRPO advantage if none are stored in the group.
         ended: Its finish reason; None if unknown.
-        excerpt: Beginning and end of its text; None without a text.
+        excerpt: Beginning and end of its text; None without a text, or if it is not needed.
     """
 
     info: EpisodeInfo
     advantage: float | None
     ended: str | None
-    excerpt: Excerpt | None
+    excerpt: Excerpt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class GroupView:
     """
 
     info: GroupInfo
-    episodes: Sequence[EpisodeRow]
+    episodes: Sequence[EpisodeSummary]
     next_episode: int | None
     computed: bool
     problem: str | None
@@ -303,10 +303,10 @@ def _row(
     content: Contents,
     decode: Decode | None,
     with_text: bool,
-) -> EpisodeRow:
+) -> EpisodeSummary:
     one, text = content.episodes.get(info.position), content.texts.get(info.position)
     shown = excerpt(one, text, decode) if with_text else None
-    return EpisodeRow(info, advantage, ended(info, one), shown)
+    return EpisodeSummary(info, advantage, ended(info, one), shown)
 
 
 def prompt_of(stored: StoredGroup | None, decode: Decode | None) -> Prompt:

@@ -254,11 +254,11 @@ def _reward_chart(sample: Iterable[GroupInfo]) -> Chart | None:
     tasks = by_size[:MAX_LINES]
     means = {task: {x: fmean(sums[task][x]) for x in sorted(sums[task])} for task in tasks}
     ends = {x: min(x + width - 1, most) for task in tasks for x in means[task]}
-    main = means[tasks[0]]
+    main = list(means[tasks[0]].values())
     return Chart(
         title="Reward by policy version"
         + (f", {len(tasks)} of {len(by_size)} tasks" if len(by_size) > len(tasks) else ""),
-        summary=f"{tasks[0]} went from {_first(main):.3g} to {_last(main):.3g}",
+        summary=f"{tasks[0]} went from {main[0]:.3g} to {main[-1]:.3g}",
         headings=["policy version", *tasks],
         rows=[
             [
@@ -366,11 +366,3 @@ def _spread_ids(first: int, last: int, step: int) -> list[int]:
 
 def _width(least: int, most: int) -> int:
     return max(1, math.ceil((most - least + 1) / MAX_POINTS))
-
-
-def _first(means: Mapping[int, float]) -> float:
-    return next(iter(means.values()))
-
-
-def _last(means: Mapping[int, float]) -> float:
-    return next(reversed(list(means.values())))
