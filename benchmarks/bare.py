@@ -17,8 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 import replaydb as rdb
 from benchmarks.groups import TASK
 from replaydb import codec
-from replaydb.database.records import to_record
-from replaydb.database.schema import episode, episode_group, payload
+from replaydb.database.tables.records import to_record
+from replaydb.database.tables.schema import episode, episode_group, payload
 
 #: Rows by table; tables that others refer to come first.
 Rows = Mapping[Table, Sequence[tuple[Any, ...]]]

@@ -30,7 +30,7 @@ from sqlalchemy.engine.default import DefaultDialect
 import replaydb as rdb
 from benchmarks.databases import databases
 from benchmarks.groups import SMALL, Source, put_all
-from replaydb.database import prepared
+from replaydb.database.runtime import prepared
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Recorded counts: "before" (a version of November 2026) and "now".

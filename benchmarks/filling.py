@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 import replaydb as rdb
 from benchmarks.bare import insert_statement
 from benchmarks.groups import TASK, small_group
-from replaydb.database.schema import episode_group
+from replaydb.database.tables.schema import episode_group
 
 #: Seven of ten groups are of the first task, one of ten of each other task.
 TASKS = (TASK, "code", "chat", "tools")

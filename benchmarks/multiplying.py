@@ -36,7 +36,8 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 import replaydb as rdb
 from benchmarks.filling import LEVELS, TASKS
 from replaydb.database.repository import recount, sequences
-from replaydb.database.schema import (
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
+from replaydb.database.tables.schema import (
     draw,
     draw_group,
     episode,
@@ -45,7 +46,6 @@ from replaydb.database.schema import (
     payload,
     task,
 )
-from replaydb.database.transactions import BULK_SECONDS, end_in
 
 #: Groups that are put: the first half becomes archived, the others stay completed.
 TEMPLATES = 128

@@ -26,7 +26,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl.utils.import_utils import load_class_from_fqn
 
 from replaydb.integrations.verl import DurableGeneration
-from replaydb.integrations.verl.rows import rows
+from replaydb.integrations.verl.trajectories import rows
 
 BATCH_SIZE = 4
 PROMPTS = 40

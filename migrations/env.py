@@ -18,7 +18,7 @@ from alembic.util import CommandError
 
 from replaydb.database.engines import backend_for
 from replaydb.database.migrations import alembic_options
-from replaydb.database.revisions import schema_transaction
+from replaydb.database.runtime.revisions import schema_transaction
 
 _sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
 

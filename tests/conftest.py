@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database import migrations
-from replaydb.database.engines import postgresql
-from replaydb.database.engines.postgresql import PostgresqlBackend
-from replaydb.database.engines.sqlite import SqliteBackend
+from replaydb.database.postgresql import backend as postgresql
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.sqlite.backend import SqliteBackend
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once

@@ -3,7 +3,7 @@
 import pytest
 
 from replaydb import PruneReport
-from replaydb.results import Finding
+from replaydb.domain.results import Finding
 
 
 @pytest.mark.parametrize(

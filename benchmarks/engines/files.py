@@ -21,7 +21,7 @@ from benchmarks.bench import Bench
 from benchmarks.engines.sample import batch_size
 from benchmarks.groups import ROUTED, Shape, Source
 from benchmarks.results import Result, TimedWork, seconds
-from replaydb.database.records import to_record
+from replaydb.database.tables.records import to_record
 
 TARGET = 0.8
 #: Number of different groups.

@@ -22,7 +22,7 @@ from benchmarks.engines.sample import batch_size
 from benchmarks.groups import ROUTED, Shape, Source
 from benchmarks.object_store import counted_requests, object_store
 from benchmarks.results import Result, TimedWork, seconds
-from replaydb.database.records import to_record
+from replaydb.database.tables.records import to_record
 from replaydb.packs import PayloadStore
 from replaydb.packs.bucket import Bucket
 from replaydb.packs.protocol import State

@@ -18,7 +18,7 @@ from benchmarks.bench import Bench
 from benchmarks.groups import Shape, Source, put_all
 from benchmarks.options import Options
 from benchmarks.results import Result, TimedWork, seconds
-from replaydb.database.records import to_record
+from replaydb.database.tables.records import to_record
 
 #: Groups per put, unless they exceed `PUT_BYTES`.
 SIZES = (50, 1)

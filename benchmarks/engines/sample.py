@@ -14,7 +14,7 @@ from benchmarks.bench import Bench
 from benchmarks.groups import Shape, Source, put_all
 from benchmarks.options import Options
 from benchmarks.results import Result, Work
-from replaydb.policies import SamplingPolicy
+from replaydb.domain.policies import SamplingPolicy
 
 Fetch = Callable[[], Awaitable[list[bare.Payload]]]
 

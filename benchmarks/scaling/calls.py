@@ -11,7 +11,7 @@ import replaydb as rdb
 from benchmarks.filling import TASKS
 from benchmarks.groups import TASK, small_group
 from benchmarks.results import seconds
-from replaydb.policies import SamplingPolicy
+from replaydb.domain.policies import SamplingPolicy
 
 Call = Callable[[rdb.Buffer], Awaitable[float]]
 Calls = Mapping[str, Call]

@@ -18,8 +18,8 @@ from benchmarks.filling import TASKS
 from benchmarks.processes import serve
 from benchmarks.results import seconds
 from benchmarks.scaling.calls import POLICIES, TTL, N
+from replaydb.domain.policies import SamplingPolicy
 from replaydb.operations import examine
-from replaydb.policies import SamplingPolicy
 from replaydb.ui import application
 
 #: Rows of a page, and the id of a group that is not deleted.

@@ -15,8 +15,8 @@ from benchmarks.results import Result, Work
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.batch.tensors import SplitBatch
-from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.flat import flatten
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
 PADDED_TARGET = 3.0

@@ -5,10 +5,50 @@ from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer, Lease, Loader
 from replaydb.buffer.loader import LoaderState
-from replaydb.database.engines.protocol import Durability
-from replaydb.database.group_columns import col
+from replaydb.buffer.store import Store
+from replaydb.database.filters.group_columns import col
 from replaydb.database.repository.puts import OnDuplicate
-from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.database.runtime.protocol import Durability
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.domain.policies import (
+    Fifo,
+    FreshestFirst,
+    LeastSampled,
+    Lifo,
+    Mix,
+    Prioritized,
+    SamplingPolicy,
+    Share,
+    StalestFirst,
+    TopPriority,
+    Uniform,
+)
+from replaydb.domain.results import (
+    AckReport,
+    BufferInfo,
+    BufferStats,
+    DrawInfo,
+    DrawOutcome,
+    EpisodeInfo,
+    GroupInfo,
+    GroupTotals,
+    LeaseInfo,
+    PromptInfo,
+    PruneReport,
+    RunInfo,
+    RunStats,
+    TaskCounters,
+    VersionTotals,
+)
+from replaydb.domain.settings import (
+    BufferSettings,
+    Capacity,
+    Keep,
+    MinSize,
+    Queue,
+    SamplesPerInsert,
+    SettingsChanges,
+)
 from replaydb.errors import (
     BufferFullError,
     ConsumedGroupError,
@@ -43,47 +83,7 @@ from replaydb.errors import (
     UnknownGroupError,
     UnknownRunError,
 )
-from replaydb.policies import (
-    Fifo,
-    FreshestFirst,
-    LeastSampled,
-    Lifo,
-    Mix,
-    Prioritized,
-    SamplingPolicy,
-    Share,
-    StalestFirst,
-    TopPriority,
-    Uniform,
-)
-from replaydb.publishing import publish
-from replaydb.results import (
-    AckReport,
-    BufferInfo,
-    BufferStats,
-    DrawInfo,
-    DrawOutcome,
-    EpisodeInfo,
-    GroupInfo,
-    GroupTotals,
-    LeaseInfo,
-    PromptInfo,
-    PruneReport,
-    RunInfo,
-    RunStats,
-    TaskCounters,
-    VersionTotals,
-)
-from replaydb.settings import (
-    BufferSettings,
-    Capacity,
-    Keep,
-    MinSize,
-    Queue,
-    SamplesPerInsert,
-    SettingsChanges,
-)
-from replaydb.store import Store
+from replaydb.util.publishing import publish
 
 __all__ = [
     "UNKNOWN_VERSION",

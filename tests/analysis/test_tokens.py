@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 import replaydb as rdb
-from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis, escapes
+from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis
 from replaydb.analysis import decoded as reading
 from replaydb.analysis import decoded_groups
 from replaydb.analysis.decoded_groups import in_batches
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_episodes
-from replaydb.database.schema import payload
-from replaydb.episodes.arrays import bits, dtype_name
-from replaydb.episodes.flat import flatten
+from replaydb.database.tables.schema import payload
+from replaydb.domain.episodes.arrays import bits, dtype_name
+from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError, NotSupportedError
+from replaydb.util import escapes
 from support import samples
 from support.connections import transaction
 from support.decoded import decoded_group

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb.batch.stored import StoredGroup
-from replaydb.database import records
-from replaydb.episodes import Episode, EpisodeGroup
-from replaydb.episodes.flat import flatten
+from replaydb.database.tables import records
+from replaydb.domain.episodes import Episode, EpisodeGroup
+from replaydb.domain.episodes.flat import flatten
 from support import samples
 from support.batches import ROW, stored_group
 from support.examples import examples

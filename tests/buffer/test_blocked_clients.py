@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from support.groups import groups, long_group
 
 #: Attempts of the other connection to lock all rows: far more than a transaction has statements, so

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from replaydb import Buffer, Episode, EpisodeGroup, Turn, analysis
-from replaydb.database.schema import episode as episode_table
+from replaydb.database.tables.schema import episode as episode_table
 from support.connections import transaction
 from support.groups import GENERATED, STORED, episode
 

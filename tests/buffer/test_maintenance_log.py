@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from replaydb import Store
-from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.repository import draws
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime.protocol import LostRaceError
 from support.clock import Clock
 from support.groups import episode, groups
 

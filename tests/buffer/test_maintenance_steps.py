@@ -12,9 +12,9 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database import transactions
 from replaydb.database.repository import locked, maintenance
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime import transactions
 from support.clock import Clock
 from support.groups import episode, group, groups
 

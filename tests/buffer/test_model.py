@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Keep, SamplingPolicy, Store
-from replaydb.settings import Eviction, OnEvict
+from replaydb.domain.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.examples import examples
 from support.groups import episode, group

@@ -13,9 +13,9 @@ from sqlalchemy import select, update
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Durability, Queue, Store
 from replaydb.database import payloads as outside
-from replaydb.database import records
 from replaydb.database.repository import packs
-from replaydb.database.schema import pack, payload, payload_place
+from replaydb.database.tables import records
+from replaydb.database.tables.schema import pack, payload, payload_place
 from replaydb.packs import PackDamage, PayloadStore, Range
 from support.connections import transaction
 from support.damage import damage, pack_file

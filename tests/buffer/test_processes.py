@@ -17,8 +17,8 @@ from sqlalchemy import Select, func, select
 
 import replaydb as rdb
 from replaydb import Capacity, SamplesPerInsert, Store
-from replaydb.database import schema
 from replaydb.database.engines import backend_for
+from replaydb.database.tables import schema
 from support import child_processes
 from support.clock import Clock
 from support.engines import in_turn, sqlite_nightly
@@ -211,7 +211,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
             ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
             ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
             ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
-            ("put", "replaydb.database.group_commit:_answer", _all_put),
+            ("put", "replaydb.database.runtime.group_commit:_answer", _all_put),
             ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
             ("lease", "replaydb.buffer.core:decoded", _back_in_time),
             *(

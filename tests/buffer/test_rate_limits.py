@@ -238,7 +238,7 @@ async def test_a_long_wait_is_logged_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 0.01)
+    monkeypatch.setattr("replaydb.database.runtime.signals.RECHECK_SECONDS", 0.01)
     buffer = await store.buffer("math", capacity=rdb.Capacity(groups=2))
     await buffer.put(groups(2))
     lease = await buffer.lease(1, ttl=60, owner="trainer-7")

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from replaydb import Buffer, Store
-from replaydb.settings import OnAck
+from replaydb.domain.settings import OnAck
 from support.groups import groups, long_group
 
 #: The second and the last are checks for lost commits, and the proof of a commit.

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, SamplingPolicy, Store
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.repository.puts import OnDuplicate
 from support.groups import episode, group
 from support.invariants import check_invariants

@@ -13,7 +13,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Queue, Store
 from replaydb.buffer import waiting
-from replaydb.database.engines.signals import Signal
+from replaydb.database.runtime.signals import Signal
 from support.groups import episode, group
 from support.other_process import other_process
 from support.wait_counter import WaitCounter
@@ -120,7 +120,7 @@ async def test_a_change_of_this_process_wakes(
     store: Store, wait_counter: WaitCounter, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without polling the SQLite file for changes by other processes."""
-    monkeypatch.setattr("replaydb.database.engines.sqlite.WATCH_SECONDS", (600.0, 600.0))
+    monkeypatch.setattr("replaydb.database.sqlite.backend.WATCH_SECONDS", (600.0, 600.0))
     case = WAITS[name]
     buffer = await store.buffer("math", **case.settings)
     await buffer.put(group("first"))

@@ -18,8 +18,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from replaydb import Store, display
+from replaydb import Store
 from replaydb.cli import app, console
+from replaydb.util import display
 
 #: Longer than any terminal.
 LONG = "x" * 500

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import replaydb
 from replaydb import Store
 from replaydb.cli import app
-from replaydb.database.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS
 from support.connections import transaction
 from support.engines import both_engines
 from support.groups import group

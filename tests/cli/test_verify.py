@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from operations.conftest import populate
-from replaydb.database.schema import task
+from replaydb.database.tables.schema import task
 from support.command import json_of, run
 from support.connections import transaction
 from support.damage import damage

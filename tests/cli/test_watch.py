@@ -18,8 +18,8 @@ from rich.console import Console, RenderableType
 
 import replaydb as rdb
 from replaydb.cli.watch import poll
-from replaydb.monitoring import BufferSnapshot, empty, followed, overdue, rates, waits
-from replaydb.settings import RateLimit
+from replaydb.domain.settings import RateLimit
+from replaydb.operations.monitoring import BufferSnapshot, empty, followed, overdue, rates, waits
 from support.command import rows_of, run
 from support.engines import both_engines
 from support.groups import group, groups

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import codec
-from replaydb.episodes import Episode
-from replaydb.episodes.context import GroupContext
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import NotSupportedError
 from support.examples import examples
 from support.samples import DTYPES, array_of, contexts, episode, sample_episodes

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from replaydb import codec
 from replaydb.codec import framing
-from replaydb.episodes import Episode
-from replaydb.episodes.context import GroupContext
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError
 from support.examples import examples
 from support.samples import arrays, episode, sample_episodes

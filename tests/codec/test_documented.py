@@ -13,9 +13,9 @@ import replaydb as rdb
 from replaydb import codec
 from replaydb.codec.framing import read
 from replaydb.codec.payload import VERSION
-from replaydb.episodes.context import GroupContext
-from replaydb.episodes.flat import flatten
-from replaydb.settings import Compression
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.flat import flatten
+from replaydb.domain.settings import Compression
 from support.groups import conversation, episode
 from support.samples import sample_episodes
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import replaydb as rdb
-from replaydb.database.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS
 
 TARGET = Path(__file__).with_name(f"revision_{REVISIONS[-1]}.db.gz")
 

@@ -20,10 +20,10 @@ from sqlalchemy.ext.compiler import compiles
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
-from replaydb.database.filters import MAX_DEPTH, checked
-from replaydb.database.group_columns import COLUMNS
-from replaydb.database.terms import FUNCTIONS
+from replaydb.database.filters.compiling import MAX_DEPTH, checked
+from replaydb.database.filters.group_columns import COLUMNS
+from replaydb.database.filters.terms import FUNCTIONS
+from replaydb.database.tables import schema
 from support.conditions import KEYS, Condition, conditions, stored_tags
 from support.connections import transaction
 from support.engines import postgresql_nightly
@@ -187,7 +187,7 @@ def test_comparisons_are_independent_of_the_locale(where: sa.ColumnElement[bool]
     """The SQL is checked, because the server of the tests may have no locale."""
     condition = checked(where)
     assert condition is not None
-    import_module("replaydb.database.engines.postgresql")
+    import_module("replaydb.database.postgresql.backend")
     dialect = sa.make_url("postgresql+asyncpg://").get_dialect()()
     assert ' COLLATE "C"' in str(condition.compile(dialect=dialect))
 

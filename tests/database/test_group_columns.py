@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import ColumnElement
 
 import replaydb as rdb
-from replaydb.database.group_columns import COLUMNS, GroupColumns
-from replaydb.database.schema import episode_group
+from replaydb.database.filters.group_columns import COLUMNS, GroupColumns
+from replaydb.database.tables.schema import episode_group
 
 
 def test_col_has_only_the_columns_of_filters() -> None:

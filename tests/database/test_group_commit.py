@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from replaydb.database.group_commit import SHARED_ATTEMPTS, Gate, GroupCommit, Submission
+from replaydb.database.runtime.group_commit import SHARED_ATTEMPTS, Gate, GroupCommit, Submission
 from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
 
 

@@ -21,8 +21,8 @@ from sqlalchemy import Connection, text
 import replaydb as rdb
 from replaydb import PayloadsReadOnlyError, PayloadsUnavailableError, Store
 from replaydb.database import payloads as outside
-from replaydb.database.engines.postgresql import PostgresqlBackend
-from replaydb.database.engines.sqlite_file import DatabaseFile
+from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.operations import examine, verify
 from replaydb.packs import Instance
 from support.buckets import Endpoint

@@ -25,7 +25,7 @@ from replaydb import (
 from replaydb.database.payloads import Payloads
 from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs
-from replaydb.database.schema import pack, payload_place
+from replaydb.database.tables.schema import pack, payload_place
 from replaydb.operations import verify
 from replaydb.packs import PayloadStore
 from support.clock import Clock

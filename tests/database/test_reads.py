@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Connection, event
 
 from replaydb import Buffer, Store
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.reads import read_together
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.reads import read_together
 from replaydb.database.statements.episode_group import select_facts
 from replaydb.database.statements.payload import select_payloads, select_transcripts
 from replaydb.database.statements.statistics import (

@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.engines import sqlite
 from replaydb.database.repository import tasks
+from replaydb.database.sqlite import backend
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
@@ -37,13 +37,13 @@ CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
 }
 
 LIMITS = {
-    "replaydb.database.transactions.PATIENCE_SECONDS": 0.5,
+    "replaydb.database.runtime.transactions.PATIENCE_SECONDS": 0.5,
     "replaydb.buffer.inspecting.BULK_SECONDS": 0.5,
     "replaydb.buffer.managing.BULK_SECONDS": 0.5,
     "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
     "replaydb.buffer.drawing.RELEASE_SECONDS": 0.3,
-    "replaydb.database.engines.postgresql.COMMIT_SECONDS": 0.3,
-    "replaydb.database.engines.postgresql.ROLLBACK_SECONDS": 0.2,
+    "replaydb.database.postgresql.backend.COMMIT_SECONDS": 0.3,
+    "replaydb.database.postgresql.backend.ROLLBACK_SECONDS": 0.2,
 }
 
 
@@ -130,7 +130,7 @@ async def test_a_stalled_network(proxied_url: str, proxy: Proxy, connected: bool
 @contextmanager
 def in_a_hurry() -> Iterator[None]:
     """Let only its own timeout end a call, and not the default time limit."""
-    with short_limits(**{"replaydb.database.transactions.PATIENCE_SECONDS": 600.0}):
+    with short_limits(**{"replaydb.database.runtime.transactions.PATIENCE_SECONDS": 600.0}):
         yield
 
 
@@ -181,8 +181,8 @@ async def test_a_stalled_answer_is_read_on_another_connection(
         hurried = asyncio.ensure_future(HURRIED[name](buffer, 600.0))
         with short_limits(
             **{
-                "replaydb.database.transactions.PATIENCE_SECONDS": 6000.0,
-                "replaydb.database.engines.postgresql.COMMIT_SECONDS": 60.0,
+                "replaydb.database.runtime.transactions.PATIENCE_SECONDS": 6000.0,
+                "replaydb.database.postgresql.backend.COMMIT_SECONDS": 60.0,
             }
         ):
             if name in ("sample", "lease"):  # puts do not share its transaction, and could be first
@@ -273,15 +273,13 @@ async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: P
 async def test_a_stalled_notification_recovers(
     far: Store, proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.database.runtime.signals.RECHECK_SECONDS", 60.0)
     buffer = await far.buffer("math")
     async with Store.open(postgresql_url) as near:
         there = await near.buffer("math")
         await buffer.put(group())  # and opens a connection for notifications
         proxy.stall()
-        with short_limits(
-            **{"replaydb.database.engines.postgresql_signal.NOTIFY_TIMEOUT_SECONDS": 0.2}
-        ):
+        with short_limits(**{"replaydb.database.postgresql.signal.NOTIFY_TIMEOUT_SECONDS": 0.2}):
             far._database.signal.announce()
             await asyncio.wait_for(notified(far), 60)
         proxy.heal()
@@ -387,7 +385,7 @@ async def test_a_call_that_times_out_before_it_begins_does_not_wait(sqlite_url: 
     """It times out just before its thread begins, so the thread could not be interrupted."""
     async with Store.open(sqlite_url, run="a") as store, transaction(sqlite_url) as other:
         await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE runs with it
-        with short_limits(**{"replaydb.database.engines.sqlite.LOCK_SECONDS": 60.0}):
+        with short_limits(**{"replaydb.database.sqlite.backend.LOCK_SECONDS": 60.0}):
             async with asyncio.timeout(30):
                 for _ in range(20):
                     now = asyncio.get_running_loop().time()
@@ -402,14 +400,14 @@ async def test_all_waiting_writers_share_one_time_limit(
 ) -> None:
     """They do not each wait for the lock, one after another."""
     begun = 0
-    begin = sqlite._begin_immediate
+    begin = backend._begin_immediate
 
     def counted(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
         nonlocal begun
         begun += 1
         begin(connection, check)
 
-    monkeypatch.setattr(sqlite, "_begin_immediate", counted)
+    monkeypatch.setattr(backend, "_begin_immediate", counted)
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
@@ -443,7 +441,7 @@ async def test_a_reader_waits_for_the_recovery_of_the_log(
             raise error
         connection.execute("BEGIN")
 
-    monkeypatch.setattr("replaydb.database.engines.sqlite._begin_deferred", begin)
+    monkeypatch.setattr("replaydb.database.sqlite.backend._begin_deferred", begin)
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))

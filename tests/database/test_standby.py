@@ -13,8 +13,8 @@ from sqlalchemy import Connection, func, select
 
 import replaydb as rdb
 from replaydb import Store, blocking
-from replaydb.database.schema import episode_group
-from replaydb.database.transactions import end_in
+from replaydb.database.runtime.transactions import end_in
+from replaydb.database.tables.schema import episode_group
 from replaydb.training.prometheus import StoreCollector
 from support.cluster import Node, template
 from support.command import run

@@ -31,15 +31,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from replaydb.database.engines import backend_for
-from replaydb.database.prepared import (
+from replaydb.database.runtime.prepared import (
     execute,
     execute_locking,
     execute_many,
     inserted_id,
     prepared,
 )
-from replaydb.database.schema import run
-from replaydb.database.transactions import Database
+from replaydb.database.runtime.transactions import Database
+from replaydb.database.tables.schema import run
 from support.connections import transaction
 
 EARLIER = datetime(2026, 1, 15, 12, tzinfo=timezone(timedelta(hours=2)))

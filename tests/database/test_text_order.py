@@ -10,7 +10,7 @@ from sqlalchemy import String, Text, create_mock_engine
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.schema import metadata
+from replaydb.database.tables.schema import metadata
 from replaydb.ui import queries
 from support.groups import group
 from support.proxy import PASS, Fate, Message, Proxy

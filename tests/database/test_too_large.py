@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import Connection, LargeBinary, bindparam, func, insert, literal, select
 
 import replaydb as rdb
-from replaydb import EpisodeGroup, Store, checks
-from replaydb.database import reads, transactions
-from replaydb.database.engines import postgresql_messages
-from replaydb.database.prepared import Bound, message_bytes
-from replaydb.database.schema import cursor
-from replaydb.database.transactions import Database
-from replaydb.database.writes import Write, fit_together
+from replaydb import EpisodeGroup, Store
+from replaydb.database.postgresql import messages
+from replaydb.database.runtime import reads, transactions
+from replaydb.database.runtime.prepared import Bound, message_bytes
+from replaydb.database.runtime.transactions import Database
+from replaydb.database.runtime.writes import Write, fit_together
+from replaydb.database.tables.schema import cursor
+from replaydb.domain import checks
 from support.engines import both_engines
 from support.groups import episode, group, groups
 from support.proxy import CLOSE, PASS, Fate, Message, Proxy
@@ -80,7 +81,7 @@ async def test_a_server_that_closes_the_connection(
     proxied_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is all a server tells of a message that is too large. It is sent once."""
-    monkeypatch.setattr(postgresql_messages, "MAX_BYTES", 15_000)
+    monkeypatch.setattr(messages, "MAX_BYTES", 15_000)
     sent = 0
 
     def rule(message: Message) -> Fate:

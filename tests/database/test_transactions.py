@@ -11,10 +11,10 @@ from sqlalchemy import Connection, func, insert, select, text, update
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database import migrations
-from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.revisions import version_table
-from replaydb.database.schema import REVISIONS, run
-from replaydb.database.transactions import ATTEMPTS
+from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.revisions import version_table
+from replaydb.database.runtime.transactions import ATTEMPTS
+from replaydb.database.tables.schema import REVISIONS, run
 from support.connections import transaction
 from support.groups import groups
 from support.proxy import Proxy
@@ -39,7 +39,7 @@ async def test_a_permanent_constraint_violation_is_an_error(store: Store, engine
 async def test_races_that_are_always_lost_are_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.database.transactions.random.uniform", lambda *_: 0.0)
+    monkeypatch.setattr("replaydb.database.runtime.transactions.random.uniform", lambda *_: 0.0)
     races = iter(range(1, 100))
 
     def work(_: Connection) -> None:
@@ -107,7 +107,7 @@ async def test_a_terminated_call_is_not_run_again(
         loop.call_soon_threadsafe(lost.set)
         raise LostRaceError
 
-    monkeypatch.setattr("replaydb.database.transactions.random.uniform", lambda *_: 0.5)
+    monkeypatch.setattr("replaydb.database.runtime.transactions.random.uniform", lambda *_: 0.5)
     call = asyncio.create_task(store._database.write(work))
     await lost.wait()
     await asyncio.wait_for(store.close(timeout=0.1), 60)

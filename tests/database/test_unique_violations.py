@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.transactions import ATTEMPTS
+from replaydb.database.runtime.transactions import ATTEMPTS
 from support.connections import transaction
 from support.groups import group, groups
 

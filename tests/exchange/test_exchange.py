@@ -18,7 +18,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, analysis, codec
 from replaydb.analysis import decoded_groups
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import (
     DatabaseUnavailableError,
     InvalidInputError,

@@ -17,12 +17,12 @@ import pytest
 
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_episodes
-from replaydb.episodes import EpisodeGroup
+from replaydb.domain.episodes import EpisodeGroup
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange import formats, parquet
 from replaydb.exchange.formats import ParquetWriter, names_of, rows_of
-from replaydb.exchange.groups import groups_in
 from replaydb.exchange.parquet import batches_of, described_bytes
+from replaydb.exchange.regrouping import groups_in
 from support.decoded import decoded_group
 from support.groups import episode
 

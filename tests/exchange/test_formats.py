@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from replaydb import EpisodeGroup, codec
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
-from replaydb.exchange.groups import groups_in
+from replaydb.exchange.regrouping import groups_in
 from support import samples
 from support.decoded import decoded_group
 from support.examples import examples

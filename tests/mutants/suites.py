@@ -71,10 +71,10 @@ _ENGINES = "database/engines database/test_transactions.py buffer/test_wakes.py 
 #: Suites by the beginning of a path; the longest match counts.
 _SUITES = {
     "codec/": _suite("codec", "batch"),
-    "batch/": _suite("batch", "codec test_checks.py buffer/leasing/test_regeneration.py"),
+    "batch/": _suite("batch", "codec domain/test_checks.py buffer/leasing/test_regeneration.py"),
     "batch/stored": _suite("buffer/putting/test_put.py batch", "buffer/leasing"),
-    "buffer/": _suite("test_checks.py", _CALLS),
-    "buffer/core": _suite("packs/test_cache.py test_checks.py", _CALLS),
+    "buffer/": _suite("domain/test_checks.py", _CALLS),
+    "buffer/core": _suite("packs/test_cache.py domain/test_checks.py", _CALLS),
     "buffer/putting": _suite("buffer/putting", _CALLS),
     "buffer/pacing": _suite("buffer/test_pacing.py buffer/test_rate_limits.py", "buffer/putting"),
     "buffer/waiting": _suite(f"buffer/test_wakes.py {_WAITS}", "buffer/sampling buffer/putting"),
@@ -85,43 +85,43 @@ _SUITES = {
     "buffer/managing": _suite("buffer/managing", _CALLS),
     "database/": _suite("database/test_statements.py database/test_filters.py", _CALLS),
     "database/copying": _suite("operations/test_copy.py"),
-    "database/filters": _suite("database/test_filters.py", _CALLS),
-    "database/group_commit": _suite("database/test_group_commit.py", "buffer/putting"),
+    "database/filters/": _suite("database/test_filters.py", _CALLS),
+    "database/runtime/group_commit": _suite("database/test_group_commit.py", "buffer/putting"),
     "database/migrations": _suite("database/migrations", engine=BOTH),
     "database/payloads": _suite(
         "database/test_payloads.py database/test_instances.py buffer/test_outside.py", _PACKS
     ),
     "database/pruning": _suite("database/test_pruning.py", "operations"),
-    "database/revisions": _suite("database/migrations", engine=BOTH),
-    "database/schema": _suite("database/migrations/test_schema.py", _CALLS),
-    "database/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
-    "database/writes": _suite("database/test_writes.py", _CALLS, BOTH),
-    "database/views": _suite("analysis", "database/migrations/test_schema.py"),
-    "database/engines/": _suite(_ENGINES, engine=BOTH),
-    "database/engines/postgresql": _suite(
+    "database/runtime/revisions": _suite("database/migrations", engine=BOTH),
+    "database/tables/schema": _suite("database/migrations/test_schema.py", _CALLS),
+    "database/runtime/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
+    "database/runtime/writes": _suite("database/test_writes.py", _CALLS, BOTH),
+    "database/tables/views": _suite("analysis", "database/migrations/test_schema.py"),
+    "database/runtime/": _suite(_ENGINES, engine=BOTH),
+    "database/postgresql/": _suite(
         "operations/test_sequences.py database/test_failover.py operations/test_copy.py",
         _ENGINES,
         POSTGRESQL,
     ),
-    "database/engines/postgresql_checkup": _suite("operations", engine=POSTGRESQL),
-    "database/engines/postgresql_commits": _suite(
+    "database/postgresql/checkup": _suite("operations", engine=POSTGRESQL),
+    "database/postgresql/commits": _suite(
         "database/test_lost_answers.py database/test_failover.py", _ENGINES, POSTGRESQL
     ),
-    "database/engines/postgresql_indexes": _suite(
+    "database/postgresql/index_builds": _suite(
         "database/migrations/test_missing_indexes.py", engine=POSTGRESQL
     ),
-    "database/engines/postgresql_instance": _suite("database/test_instances.py", engine=POSTGRESQL),
-    "database/engines/postgresql_roles": _suite("operations", engine=POSTGRESQL),
-    "database/engines/postgresql_sql": _suite("analysis database/test_filters.py", "", POSTGRESQL),
-    "database/engines/postgresql_sequences": _suite("operations", engine=POSTGRESQL),
-    "database/engines/sqlite": _suite(_ENGINES, "operations"),
-    "database/engines/sqlite_checkup": _suite("operations"),
-    "database/engines/sqlite_damage": _suite("operations"),
-    "database/engines/sqlite_file": _suite(
+    "database/postgresql/instance": _suite("database/test_instances.py", engine=POSTGRESQL),
+    "database/postgresql/roles": _suite("operations", engine=POSTGRESQL),
+    "database/postgresql/sql": _suite("analysis database/test_filters.py", "", POSTGRESQL),
+    "database/postgresql/sequences": _suite("operations", engine=POSTGRESQL),
+    "database/sqlite/": _suite(_ENGINES, "operations"),
+    "database/sqlite/checkup": _suite("operations"),
+    "database/sqlite/damage": _suite("operations"),
+    "database/sqlite/file": _suite(
         "database/engines/test_files_lost.py", f"{_ENGINES} cli/test_copy.py operations"
     ),
-    "database/engines/sqlite_guard": _suite("database/engines/test_files_lost.py", _ENGINES),
-    "database/engines/sqlite_sql": _suite("buffer/inspecting database/test_filters.py", "ui"),
+    "database/sqlite/guard": _suite("database/engines/test_files_lost.py", _ENGINES),
+    "database/sqlite/sql": _suite("buffer/inspecting database/test_filters.py", "ui"),
     "database/repository/": _suite(_CALLS),
     "database/statements/": _suite(_CALLS),
 }
@@ -138,7 +138,10 @@ for _folder in "database/repository/", "database/statements/":
                 _suite("buffer/inspecting", f"{_CALLS} ui"),
                 "draw groups lineage listing metrics pages preview run_totals statistics",
             ),
-            (_suite("operations", _CALLS), "damage history recount rows sequences"),
+            (
+                _suite("operations", _CALLS),
+                "damage recount retention row_differences sequences table_ranges",
+            ),
             (_suite("analysis", "ui exchange"), "scans"),
             (_suite("database/repository/test_tags.py", _CALLS), "tag"),
             (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack"),
@@ -148,7 +151,7 @@ for _folder in "database/repository/", "database/statements/":
     }
 # A statement that reads too much returns the same rows.
 for _name, _one in list(_SUITES.items()):
-    if _name.startswith(("database/filters", "database/statements/")):
+    if _name.startswith(("database/filters/", "database/statements/")):
         _SUITES[_name] = replace(_one, first=(*_one.first, "database/repository/test_plans.py"))
 
 

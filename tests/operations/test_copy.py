@@ -17,7 +17,8 @@ from operations.conftest import populate
 from replaydb import Store
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import (
+from replaydb.database.statements.table_ranges import OWN_TABLES, columns, families
+from replaydb.database.tables.schema import (
     REVISIONS,
     buffer,
     episode_group,
@@ -27,8 +28,7 @@ from replaydb.database.schema import (
     payload_place,
     run,
 )
-from replaydb.database.statements.rows import OWN_TABLES, columns, families
-from replaydb.database.views import VIEWS
+from replaydb.database.tables.views import VIEWS
 from replaydb.operations import CopyReport, copy, verify
 from support.connections import transaction
 from support.damage import damage

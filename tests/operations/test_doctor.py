@@ -14,7 +14,9 @@ import pytest
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database import migrations
-from replaydb.database.engines import postgresql_checkup, sqlite_checkup, sqlite_location
+from replaydb.database.postgresql import checkup as postgresql_checkup
+from replaydb.database.sqlite import checkup as sqlite_checkup
+from replaydb.database.sqlite import location
 from replaydb.operations import Finding, examine
 from support import pgbouncer
 from support.clock import Clock
@@ -119,7 +121,7 @@ async def test_a_library_with_a_known_fault(
 
 
 async def test_a_network_filesystem(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_location, "_mount_of", lambda path: (path.parent, "nfs4"))
+    monkeypatch.setattr(location, "_mount_of", lambda path: (path.parent, "nfs4"))
     (found,) = await examine(sqlite_url)
     assert (found.level, found.subject, "nfs4" in found.text) == ("bad", "location", True)
 

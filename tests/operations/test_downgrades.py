@@ -17,7 +17,7 @@ from operations.conftest import populate
 from replaydb import Buffer, Store, analysis
 from replaydb.database import migrations
 from replaydb.database.repository import aging
-from replaydb.database.schema import REVISIONS, group_tag
+from replaydb.database.tables.schema import REVISIONS, group_tag
 from replaydb.operations import verify
 from support.groups import group
 from support.invariants import check_invariants, number_of

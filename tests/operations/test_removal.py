@@ -12,9 +12,9 @@ from sqlalchemy import select, text, update
 
 import replaydb as rdb
 from replaydb import Store, operations
-from replaydb.database import transactions
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.database.schema import cursor, draw, draw_group, lease, task
+from replaydb.database.runtime import transactions
+from replaydb.database.tables.schema import buffer as buffer_table
+from replaydb.database.tables.schema import cursor, draw, draw_group, lease, task
 from replaydb.operations import removal
 from support.clock import Clock
 from support.connections import transaction

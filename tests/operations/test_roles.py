@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import Keep, Store, operations
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.database.schema import (
+from replaydb.database.tables.schema import buffer as buffer_table
+from replaydb.database.tables.schema import (
     draw,
     draw_group,
     episode_group,
@@ -25,8 +25,8 @@ from replaydb.database.schema import (
     payload,
     policy_change,
 )
-from replaydb.database.schema import run as run_table
-from replaydb.database.views import VIEWS
+from replaydb.database.tables.schema import run as run_table
+from replaydb.database.tables.views import VIEWS
 from support.command import run
 from support.connections import transaction
 from support.groups import episode, group, groups
@@ -221,7 +221,7 @@ async def test_an_analyst_copies_and_verifies(
 
 def test_every_table_has_rights() -> None:
     """A new table needs an entry in `RIGHTS`."""
-    from replaydb.database.engines.postgresql_roles import RIGHTS
+    from replaydb.database.postgresql.roles import RIGHTS
 
     views = {view.table.name for view in VIEWS}
     written = {name for rights in RIGHTS.values() for part in rights for name in part}

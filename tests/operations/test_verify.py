@@ -15,7 +15,7 @@ import replaydb as rdb
 from operations.conftest import populate
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import (
+from replaydb.database.tables.schema import (
     buffer,
     episode,
     episode_group,
@@ -25,7 +25,7 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.schema import group_tag as tag
+from replaydb.database.tables.schema import group_tag as tag
 from replaydb.operations import VerifyReport, verify
 from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction

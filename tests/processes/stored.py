@@ -10,7 +10,7 @@ from sqlalchemy import func, select, text
 from processes.derived import check_group
 from processes.worker import BUFFER
 from replaydb import Store
-from replaydb.database.schema import episode_group, task
+from replaydb.database.tables.schema import episode_group, task
 from support.connections import transaction
 from support.invariants import check_invariants
 

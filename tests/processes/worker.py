@@ -22,8 +22,8 @@ from typing import Any
 
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, NotEnoughGroupsError, Prioritized, Store, Uniform
-from replaydb.database.engines import signals
-from replaydb.policies import SamplingPolicy
+from replaydb.database.runtime import signals
+from replaydb.domain.policies import SamplingPolicy
 
 BUFFER = "shared"
 POLICIES: list[SamplingPolicy] = [Uniform(), Prioritized()]

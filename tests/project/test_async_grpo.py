@@ -28,7 +28,7 @@ from examples.grpo_digits.rollout import complete
 from sqlalchemy import Select, func, select
 
 from replaydb import Episode, EpisodeGroup, Fifo, blocking
-from replaydb.database.schema import buffer, cursor, draw, draw_group, episode_group, lease
+from replaydb.database.tables.schema import buffer, cursor, draw, draw_group, episode_group, lease
 from replaydb.training import advantages
 from support import ranks as calls
 from support.connections import transaction

@@ -24,7 +24,7 @@ import pytest
 import replaydb as rdb
 from pictures import PICTURES, VIEWS
 from replaydb import analysis
-from replaydb.database.views import VIEWS as VIEWS_OF_STORE
+from replaydb.database.tables.views import VIEWS as VIEWS_OF_STORE
 from support.browsing import MISSING
 from support.connections import transaction
 from support.engines import postgresql_nightly

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import replaydb as rdb
-from replaydb.extras import MODULES
+from replaydb.util.extras import MODULES
 from support.groups import group, groups
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import replaydb as rdb
-from replaydb.devices import on_current_stream
 from replaydb.integrations.values import decode, encode
+from replaydb.util.devices import on_current_stream
 
 #: Modules for trainers, migrations, the command line and object stores, or not used at all.
 _HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy", "obstore"}
@@ -32,7 +32,7 @@ def _imported(code: str) -> set[str]:
 
 def test_importing_loads_no_heavy_module() -> None:
     imported = _imported("import replaydb")
-    assert "replaydb.store" in imported
+    assert "replaydb.buffer.store" in imported
     assert imported.isdisjoint(_HEAVY | _DRIVERS)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replaydb.database.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS
 from support.engines import postgresql_nightly
 
 CHECKOUT = Path(__file__).resolve().parents[2]

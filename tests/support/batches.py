@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
-from replaydb.episodes import Episode
-from replaydb.episodes.flat import flatten
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.flat import flatten
 
 #: Columns of a stored group that affect tensors.
 ROW: dict[str, Any] = defaultdict(lambda: None) | {

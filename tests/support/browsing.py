@@ -23,7 +23,7 @@ from playwright.async_api import (
 )
 from playwright.sync_api import sync_playwright
 
-from replaydb.decoding import Decode
+from replaydb.domain.decoding import Decode
 from replaydb.ui import application
 
 MISSING = (

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.schema import pack, payload, payload_place
+from replaydb.database.tables.schema import pack, payload, payload_place
 from support.connections import transaction
 
 Damage = Callable[[bytes], bytes]

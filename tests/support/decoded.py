@@ -8,7 +8,7 @@ from typing import Any
 from replaydb import EpisodeGroup
 from replaydb.analysis.decoded_groups import DecodedGroup
 from replaydb.batch.stored import StoredGroup
-from replaydb.episodes.flat import FlatEpisodes
+from replaydb.domain.episodes.flat import FlatEpisodes
 
 _NAMES = (
     "run_id", "staleness", "times_sampled", "attempts", "times_replaced", "status_reason",

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from replaydb.database.engines.urls import PostgresqlURL
+from replaydb.database.urls import PostgresqlURL
 
 MISSING = "PgBouncer is not installed. On Debian: make apt."
 #: Server connections that all clients share.

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import asyncpg
 
-from replaydb.database.schema import metadata
-from replaydb.database.views import VIEWS
+from replaydb.database.tables.schema import metadata
+from replaydb.database.tables.views import VIEWS
 
 SERVER_VARIABLE = "REPLAYDB_TEST_POSTGRES_URL"
 

@@ -8,8 +8,9 @@ from textwrap import dedent, indent
 
 import pytest
 
-from replaydb.database import migrations, revisions
-from replaydb.database.schema import REVISIONS
+from replaydb.database import migrations
+from replaydb.database.runtime import revisions
+from replaydb.database.tables.schema import REVISIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: The revision after the newest.

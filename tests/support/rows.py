@@ -9,8 +9,8 @@ from uuid import UUID
 from sqlalchemy import insert, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.schema import metadata
-from replaydb.database.views import VIEWS
+from replaydb.database.tables.schema import metadata
+from replaydb.database.tables.views import VIEWS
 
 _NOW = datetime(2025, 11, 20, 12, tzinfo=UTC)
 _VIEW_NAMES = {view.table.name for view in VIEWS}

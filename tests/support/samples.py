@@ -9,9 +9,9 @@ import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from replaydb.episodes import Episode, Turn
-from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
-from replaydb.episodes.context import GroupContext
+from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+from replaydb.domain.episodes.context import GroupContext
 
 DTYPES = [*NUMPY_CODES.values(), *TORCH_CODES.values()]
 NAN_BITS = [0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7FA00001]  # quiet, with payload, signalling

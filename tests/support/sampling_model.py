@@ -14,7 +14,7 @@ from replaydb.database.repository import draws, preview
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
-from replaydb.policies import SamplingPolicy
+from replaydb.domain.policies import SamplingPolicy
 from support.draw_frequencies import DrawFrequencies
 
 #: More would be slow on PostgreSQL, as scans have to skip row versions of their own transaction.

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Table, UniqueConstraint, func, insert, select, text
 
-from replaydb.database.schema import GENERATED
+from replaydb.database.tables.schema import GENERATED
 from support.connections import transaction
 
 

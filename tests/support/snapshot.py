@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.revisions import VERSION_TABLE
+from replaydb.database.runtime.revisions import VERSION_TABLE
 
 Snapshot = dict[str, list[tuple[object, ...]]]
 

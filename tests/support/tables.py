@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Float, Integer, func, select
 
-from replaydb.database.schema import episode, episode_group, payload, transcript
+from replaydb.database.tables.schema import episode, episode_group, payload, transcript
 from support.connections import transaction
 from support.rows import TABLES
 

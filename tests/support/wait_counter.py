@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replaydb.database.engines.signals import Signal
+from replaydb.database.runtime.signals import Signal
 
 
 class WaitCounter:
@@ -26,7 +26,7 @@ class WaitCounter:
 
         monkeypatch.setattr(Signal, "wait", counted)
         # No periodic checks without a signal.
-        monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
+        monkeypatch.setattr("replaydb.database.runtime.signals.RECHECK_SECONDS", 600.0)
 
     async def until_asleep(self) -> None:
         """Wait until only a change can wake the call, which is after it has slept once."""

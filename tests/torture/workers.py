@@ -25,8 +25,8 @@ from typing import Any
 import replaydb as rdb
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, Store
-from replaydb.database.engines.postgresql import PostgresqlBackend
-from replaydb.database.engines.sqlite import SqliteBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.sqlite.backend import SqliteBackend
 from support.groups import episode
 from support.workers import Worker
 
@@ -215,8 +215,8 @@ def shift_clock(skews: list[float]) -> None:
             return datetime.now(tz) + timedelta(seconds=skew)
 
     # Otherwise the first store would import these later, with the right clock.
-    importlib.import_module("replaydb.database.engines.sqlite")
-    importlib.import_module("replaydb.database.engines.postgresql")
+    importlib.import_module("replaydb.database.sqlite.backend")
+    importlib.import_module("replaydb.database.postgresql.backend")
     for name, module in list(sys.modules.items()):
         if name.startswith("replaydb.") and getattr(module, "datetime", None) is datetime:
             module.datetime = Shifted  # type: ignore[attr-defined]

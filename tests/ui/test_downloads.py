@@ -21,7 +21,7 @@ import pytest
 from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
 from replaydb.analysis import source
 from replaydb.database import migrations
-from replaydb.database.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS
 from replaydb.ui import downloads, queries
 from support.engines import both_engines
 from support.groups import GENERATED, STORED, episode

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import Buffer, EpisodeGroup, InvalidInputError, col
-from replaydb.database.group_columns import COLUMNS
-from replaydb.ui.expressions import MAX_CHARACTERS, parsed
+from replaydb.database.filters.group_columns import COLUMNS
+from replaydb.database.filters.parsing import MAX_CHARACTERS, parsed
 from support.engines import both_engines
 from support.groups import episode
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import literal_column, update
 
 from replaydb import Buffer, Episode, EpisodeGroup, Store, col
-from replaydb.database.schema import episode_group
+from replaydb.database.tables.schema import episode_group
 from replaydb.ui import application
 from replaydb.ui.addresses import GroupQuery
 from replaydb.ui.views import groups as view

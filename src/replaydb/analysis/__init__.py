@@ -12,14 +12,14 @@ page.
 Needs the extra `replaydb[analysis]`; `to_pandas` also needs pandas.
 """
 
-from replaydb import extras
+from replaydb.util import extras
 
 extras.need("analysis", "replaydb.analysis")
 
 from replaydb.analysis.decoded import tokens
-from replaydb.analysis.rows import Rows
+from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.tables import draws, episodes, groups, policies, prompts, runs
-from replaydb.publishing import publish
+from replaydb.util.publishing import publish
 
 __all__ = ["Rows", "draws", "episodes", "groups", "policies", "prompts", "runs", "tokens"]
 

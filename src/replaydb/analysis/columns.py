@@ -9,8 +9,8 @@ import pyarrow as pa
 from sqlalchemy import Boolean, Double, Integer, Select, String
 from sqlalchemy.types import TypeEngine
 
-from replaydb import checks
-from replaydb.database.column_types import UtcDateTime
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError
 
 TIME = pa.timestamp("us", tz="UTC")

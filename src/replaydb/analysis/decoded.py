@@ -11,20 +11,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sqlalchemy import URL, ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
-from replaydb.analysis.rows import Rows
+from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
 from replaydb.analysis.token_rows import batch_of_tokens, token_schema
 from replaydb.buffer.drawing import reasons
-from replaydb.database.prepared import execute
-from replaydb.database.records import Facts, Stored, from_rows
 from replaydb.database.repository import groups
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.scans import scan_group_sizes, select_groups_with_names
+from replaydb.database.tables.records import Facts, Stored, from_rows
+from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError
 
 Per: TypeAlias = Literal["episode", "token"]

@@ -12,13 +12,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import escapes
 from replaydb.analysis.episode_columns import GROUP
 from replaydb.batch.stored import StoredGroup
-from replaydb.episodes.arrays import Array
-from replaydb.episodes.context import GroupContext
-from replaydb.episodes.flat import FlatEpisodes, flatten
+from replaydb.domain.episodes.arrays import Array
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.flat import FlatEpisodes, flatten
 from replaydb.errors import NotSupportedError
+from replaydb.util import escapes
 
 #: Approximate size of the rows of a batch; a single row may be larger.
 BATCH_BYTES = 64 << 20

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from replaydb import checks
 from replaydb.analysis.columns import TIME
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
 _INT, _FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from replaydb import escapes
 from replaydb.analysis.decoded_groups import DecodedGroup, EpisodePart
 from replaydb.analysis.episode_columns import (
     ARRAY,
@@ -25,10 +24,11 @@ from replaydb.analysis.episode_columns import (
     TURN,
     extra_fields,
 )
-from replaydb.episodes import Episode
-from replaydb.episodes.arrays import Array, bits, dtype_name
-from replaydb.episodes.flat import NO_VERSION, FlatEpisodes
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.arrays import Array, bits, dtype_name
+from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes
 from replaydb.errors import InvalidInputError
+from replaydb.util import escapes
 
 #: Values of a part, their number for each episode, and which episodes have values (None: all).
 Column = tuple[NDArray[Any] | None, NDArray[np.int64], NDArray[np.bool_] | None]

@@ -12,12 +12,12 @@ from sqlalchemy import URL, Connection
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.payloads import Payloads
-from replaydb.database.prepared import execute
-from replaydb.database.records import Stored
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.statements.scans import Scan, select_buffer_ids
-from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.tables.records import Stored
 
 T = TypeVar("T")
 

@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import URL, ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.analysis.columns import Damaged, batch_of, schema_of, to_damaged
-from replaydb.analysis.rows import Rows
+from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.source import Source, opened
-from replaydb.database import filters
-from replaydb.database.prepared import execute
+from replaydb.database.filters import compiling
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements import scans
 from replaydb.database.statements.scans import Scan
-from replaydb.episodes import GroupStatus
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import UnknownBufferError
 
 Names = str | Iterable[str] | None
@@ -48,12 +48,12 @@ class Which:
             InvalidInputError: An argument is invalid.
         """
         names = checks.names("runs", runs)
-        putters = None if names is None else filters.of_runs(sorted(names))
+        putters = None if names is None else compiling.of_runs(sorted(names))
         return cls(
             checks.names("buffer", buffer),
             checks.names("tasks", tasks),
             checks.some_of("statuses", statuses, GroupStatus),
-            filters.all_of([putters, filters.checked(where)]),
+            compiling.all_of([putters, compiling.checked(where)]),
         )
 
     def buffer_ids(self, source: Source) -> list[int] | None:

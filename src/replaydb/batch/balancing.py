@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from replaydb import checks
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.batch import packing, padding
 from replaydb.batch.columns import Columns
 from replaydb.batch.packing import Fit
 from replaydb.batch.padding import Side
 from replaydb.batch.stored import StoredGroup, id_of
 from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
-from replaydb.episodes import EpisodeGroup
-from replaydb.episodes.arrays import ArrayLike, to_float64
-from replaydb.episodes.turns import set_fields
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup
+from replaydb.domain.episodes.arrays import ArrayLike, to_float64
+from replaydb.domain.episodes.turns import set_fields
 
 if TYPE_CHECKING:
     import torch

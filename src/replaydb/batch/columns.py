@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.batch.stored import id_of
 from replaydb.batch.tensors import ALWAYS
-from replaydb.episodes import EpisodeGroup, flat
-from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
-from replaydb.episodes.flat import FlatEpisodes, flatten
-from replaydb.episodes.merging import MergeReport, merge_turns
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup, flat
+from replaydb.domain.episodes.arrays import Array, bits, dtype_name, from_bits
+from replaydb.domain.episodes.flat import FlatEpisodes, flatten
+from replaydb.domain.episodes.merging import MergeReport, merge_turns
 from replaydb.errors import InvalidInputError
 
 #: An unknown policy version: staler than every limit, and still far enough from the ends of int64

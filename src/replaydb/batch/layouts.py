@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.batch.columns import Columns, TokenField
-from replaydb.episodes.arrays import TORCH_CODES, bits
-from replaydb.memory import take
+from replaydb.domain.episodes.arrays import TORCH_CODES, bits
+from replaydb.util.memory import take
 
 if TYPE_CHECKING:
     import torch

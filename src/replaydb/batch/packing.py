@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.batch.columns import Columns
 from replaydb.batch.layouts import Layout
 from replaydb.batch.padding import (
@@ -20,6 +19,7 @@ from replaydb.batch.padding import (
     token_tensors,
 )
 from replaydb.batch.tensors import PackedBatch
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.batch.columns import LOGPROBS, TOKEN_VERSIONS, Columns, TokenField
 from replaydb.batch.layouts import Layout, row_layout
 from replaydb.batch.tensors import PaddedBatch, SequenceTensors, SplitBatch
-from replaydb.episodes.arrays import Array
+from replaydb.domain import checks
+from replaydb.domain.episodes.arrays import Array
 
 if TYPE_CHECKING:
     import torch

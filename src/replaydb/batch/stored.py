@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from replaydb import checks
-from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.episodes.flat import FlatEpisodes
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.flat import FlatEpisodes
 
 
 class StoredGroup(EpisodeGroup):

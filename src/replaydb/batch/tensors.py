@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from replaydb.episodes.merging import MergeReport
+from replaydb.domain.episodes.merging import MergeReport
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ A store cannot be used in a forked process, because connections cannot be shared
 """
 
 from replaydb.blocking.facade import Buffer, Lease, Loader, Store, replace_uninformative
-from replaydb.publishing import publish
+from replaydb.util.publishing import publish
 
 __all__ = ["Buffer", "Lease", "Loader", "Store", "replace_uninformative"]
 

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from replaydb import buffer, replacement, store
+from replaydb import buffer
 from replaydb.batch.batch import Batch
 from replaydb.blocking.thread import EventLoopThread
+from replaydb.buffer import replacement, store
 from replaydb.buffer.loader import Collated, LoaderState
-from replaydb.database.transactions import PATIENCE_SECONDS
+from replaydb.database.runtime.transactions import PATIENCE_SECONDS
+from replaydb.domain.settings import BufferSettings
 from replaydb.errors import InvalidInputError
-from replaydb.opening import Opening
-from replaydb.settings import BufferSettings
+from replaydb.util.opening import Opening
 
 P = ParamSpec("P")
 R = TypeVar("R")

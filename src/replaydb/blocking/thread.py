@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
-from replaydb import threads
 from replaydb.blocking.interrupts import Interrupts
-from replaydb.cancellation import run_to_completion
 from replaydb.errors import NotSupportedError, StoreClosedError
+from replaydb.util import threads
+from replaydb.util.cancellation import run_to_completion
 
 logger = logging.getLogger(__name__)
 

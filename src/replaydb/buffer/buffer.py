@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
@@ -17,10 +16,11 @@ from replaydb.buffer.pacing import Pacing
 from replaydb.buffer.putting import Putting
 from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
+from replaydb.buffer.tracing import traced
 from replaydb.database.repository import lineage
+from replaydb.domain import checks
+from replaydb.domain.policies import SamplingPolicy, Uniform
 from replaydb.errors import CorruptPayloadError
-from replaydb.policies import SamplingPolicy, Uniform
-from replaydb.tracing import traced
 
 
 @traced

@@ -11,30 +11,30 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import ColumnElement, Connection, select
 
-from replaydb import checks
 from replaydb.buffer.waiting import Explain, Waiter
-from replaydb.database import filters
-from replaydb.database.group_commit import Gate
+from replaydb.database.filters import compiling
 from replaydb.database.payloads import Payloads
-from replaydb.database.prepared import execute
-from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import aging, buffers, maintenance, tasks
 from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope, UnfinishedMaintenanceError
 from replaydb.database.repository.locking import behind_locked, tasks_locked
 from replaydb.database.repository.policy import Advance
+from replaydb.database.runtime.group_commit import Gate
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
-from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import Decoded, Stored, decoded
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.settings import BufferSettings
 from replaydb.errors import (
     DatabaseError,
     DatabaseUnavailableError,
     ReplayDBError,
     UnknownRunError,
 )
-from replaydb.settings import BufferSettings
 
 if TYPE_CHECKING:
     from replaydb.buffer.lease import Lease
@@ -332,5 +332,5 @@ class BufferCore:
             uids=checks.optional(checks.uids, "uids", uids),
             tasks=checks.names("tasks", tasks),
             statuses=checks.some_of("statuses", statuses, GroupStatus),
-            where=filters.checked(where),
+            where=compiling.checked(where),
         )

@@ -16,9 +16,6 @@ from sqlalchemy import Connection
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.cancellation import run_to_completion
-from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import (
     buffers,
     damage,
@@ -32,8 +29,10 @@ from replaydb.database.repository import (
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
-from replaydb.database.transactions import allowance, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.transactions import allowance, end_in
+from replaydb.database.tables.records import Decoded, Stored
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -45,6 +44,7 @@ from replaydb.errors import (
     ReplayDBError,
     StoreClosedError,
 )
+from replaydb.util.cancellation import run_to_completion
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.requests import eligible, named, order, page_start
-from replaydb.database import filters
-from replaydb.database.group_columns import col
-from replaydb.database.records import Decoded, Stored
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import col
 from replaydb.database.repository import groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
-from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
+from replaydb.database.tables.records import Decoded, Stored
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import BufferStats, DrawInfo, EpisodeInfo, GroupInfo, PromptInfo
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -30,7 +31,6 @@ from replaydb.errors import (
     UnknownDrawError,
     UnknownGroupError,
 )
-from replaydb.results import BufferStats, DrawInfo, EpisodeInfo, GroupInfo, PromptInfo
 
 
 class Inspecting(BufferCore):
@@ -84,7 +84,7 @@ class Inspecting(BufferCore):
             names,
             checks.names("tasks", tasks),
             checks.some_of("statuses", statuses, GroupStatus),
-            filters.all_of(eligible(where, None, runs).values()),
+            compiling.all_of(eligible(where, None, runs).values()),
             sort,
             begin,
             checks.optional(checks.whole_number, "limit", limit),

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb import checks
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
-from replaydb.cancellation import run_to_completion
+from replaydb.buffer.tracing import traced
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
+from replaydb.domain import checks
+from replaydb.domain.results import AckReport
 from replaydb.errors import (
     DatabaseError,
     InvalidInputError,
     LeaseExpiredError,
     StoreClosedError,
 )
-from replaydb.results import AckReport
-from replaydb.tracing import traced
+from replaydb.util.cancellation import run_to_completion
 
 if TYPE_CHECKING:
     from replaydb.buffer.leasing import Leasing

@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.lease import Lease
@@ -21,13 +20,14 @@ from replaydb.database.repository.draw_request import Drawn, LeaseTerms
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked, lease_locked
 from replaydb.database.repository.policy import Advance, advance
+from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.database.statements.lease import select_leased
-from replaydb.database.transactions import BULK_SECONDS, allowance, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.policies import Fifo, SamplingPolicy
+from replaydb.domain.results import AckReport, LeaseInfo
 from replaydb.errors import InvalidInputError
-from replaydb.opening import Opening
-from replaydb.policies import Fifo, SamplingPolicy
-from replaydb.results import AckReport, LeaseInfo
+from replaydb.util.opening import Opening
 
 #: Statuses from which groups can be leased.
 _LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
-from replaydb.cancellation import run_to_completion
-from replaydb.devices import on_current_stream
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
+from replaydb.util.cancellation import run_to_completion
+from replaydb.util.devices import on_current_stream
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

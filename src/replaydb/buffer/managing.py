@@ -10,25 +10,25 @@ from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
-from replaydb.database.prepared import execute
-from replaydb.database.records import PUTTABLE
 from replaydb.database.repository import buffers, groups, tags, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.repository.policy import Advance, advance, apply_settings
 from replaydb.database.repository.updates import Update, apply
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.statements.episode_group import select_scalars_by_id
-from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import PUTTABLE
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import RunInfo
+from replaydb.domain.settings import BufferSettings, SettingsChanges, all_changes
 from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.results import RunInfo
-from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
 class Managing(Inspecting):

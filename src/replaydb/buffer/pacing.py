@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 from sqlalchemy import ColumnElement, Connection, Select, select
 
-from replaydb import checks
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.requests import eligible
-from replaydb.database import filters
-from replaydb.database.prepared import execute
+from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, groups, maintenance
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.episodes import GroupStatus
+from replaydb.database.runtime.prepared import execute
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, RateLimitedError
 
 
@@ -59,7 +59,7 @@ class Pacing(BufferCore):
             raise InvalidInputError("wait_until", "fewer_than or at_least", "both or neither")
         names = checks.names("tasks", tasks)
         several = checks.some_of("statuses", statuses, GroupStatus)
-        condition = filters.all_of(eligible(where, None, runs).values())
+        condition = compiling.all_of(eligible(where, None, runs).values())
         most = fewer or least or 0
 
         def count(connection: Connection, row: BufferRow) -> Select[int]:

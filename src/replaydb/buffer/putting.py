@@ -12,18 +12,8 @@ from typing import Any, TypeVar, get_args
 
 from sqlalchemy import Connection
 
-from replaydb import checks
 from replaydb.buffer.core import BufferCore
-from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.payloads import Payloads
-from replaydb.database.records import (
-    GroupRecord,
-    PayloadRecord,
-    Priority,
-    check_puttable,
-    to_episode_record,
-    to_record,
-)
 from replaydb.database.repository import incremental_groups, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
 from replaydb.database.repository.incremental_groups import Addition
@@ -31,17 +21,27 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError, record_unused
 from replaydb.database.repository.puts import OnDuplicate, Put
-from replaydb.database.transactions import Database, allowance, end_in
-from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.episodes.arrays import ArrayLike
-from replaydb.episodes.flat import FlatEpisodes, flatten, restarts
+from replaydb.database.runtime.group_commit import Gate, GroupCommit, Submission
+from replaydb.database.runtime.transactions import Database, allowance, end_in
+from replaydb.database.tables.records import (
+    GroupRecord,
+    PayloadRecord,
+    Priority,
+    check_puttable,
+    to_episode_record,
+    to_record,
+)
+from replaydb.domain import checks
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.arrays import ArrayLike
+from replaydb.domain.episodes.flat import FlatEpisodes, flatten, restarts
+from replaydb.domain.results import RunInfo
 from replaydb.errors import (
     BufferFullError,
     InvalidInputError,
     RateLimitedError,
     ReplayDBError,
 )
-from replaydb.results import RunInfo
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,16 @@ from typing import Any
 from sqlalchemy import Boolean, Column, ColumnElement, Integer, String, UnaryExpression
 from sqlalchemy.sql import operators
 
-from replaydb import checks
-from replaydb.database import filters
-from replaydb.database.column_types import Tags, UtcDateTime
-from replaydb.database.group_columns import COLUMNS
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import COLUMNS
+from replaydb.database.filters.terms import shown
 from replaydb.database.repository.draw_request import DrawRequest, Quota
 from replaydb.database.statements.candidates import Order
-from replaydb.database.terms import shown
+from replaydb.database.tables.column_types import Tags, UtcDateTime
+from replaydb.domain import checks
+from replaydb.domain.policies import Mix, SamplingPolicy, checked_policy
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import InvalidInputError
-from replaydb.policies import Mix, SamplingPolicy, checked_policy
-from replaydb.results import GroupInfo
 
 Conditions = Mapping[str, ColumnElement[bool]]
 
@@ -66,11 +66,11 @@ def eligible(
     """Return the filters of a call, by the attribute of `NotEnoughGroupsError` that counts them."""
     conditions = {}
     if (names := checks.names("runs", runs)) is not None:
-        conditions["of_other_runs"] = filters.of_runs(sorted(names))
+        conditions["of_other_runs"] = compiling.of_runs(sorted(names))
     if max_staleness is not None:
         limit = checks.whole_number("max_staleness", max_staleness)
-        conditions["too_stale"] = filters.at_most_stale(limit)
-    if (condition := filters.checked(where)) is not None:
+        conditions["too_stale"] = compiling.at_most_stale(limit)
+    if (condition := compiling.checked(where)) is not None:
         conditions["filtered_out"] = condition
     return conditions
 
@@ -92,7 +92,7 @@ def _quotas(
             raise InvalidInputError("n", "a number, because a Mix divides it", repr(n))
         parts = list(_shares(checked, count, names, conditions))
     else:
-        condition = filters.all_of(conditions.values())
+        condition = compiling.all_of(conditions.values())
         if quotas is None:
             parts = [Quota(checked, count, names, condition, None, conditions)]
         else:
@@ -184,9 +184,9 @@ def _shares(
         if names is not None:
             own = names if own is None else own & names
         mine = dict(conditions)
-        own_filter = filters.all_of([mine.get("filtered_out"), filters.checked(share.where)])
+        own_filter = compiling.all_of([mine.get("filtered_out"), compiling.checked(share.where)])
         if own_filter is not None:
             mine["filtered_out"] = own_filter
-        condition = filters.all_of(mine.values())
+        condition = compiling.all_of(mine.values())
         only = next(iter(own)) if own is not None and len(own) == 1 else None
         yield Quota(share.policy, quota, own, condition, only, mine)

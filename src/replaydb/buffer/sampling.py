@@ -8,16 +8,16 @@ from functools import partial
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.requests import draw_request
-from replaydb.database.records import Stored
 from replaydb.database.repository import groups, preview
 from replaydb.database.repository.draw_request import Drawn
-from replaydb.database.transactions import BULK_SECONDS, end_in
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
+from replaydb.database.tables.records import Stored
+from replaydb.domain import checks
+from replaydb.domain.policies import SamplingPolicy, Uniform
 from replaydb.errors import InvalidInputError, NotEnoughGroupsError
-from replaydb.policies import SamplingPolicy, Uniform
 
 
 class Sampling(Drawing):

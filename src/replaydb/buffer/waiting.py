@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from replaydb.database.engines.signals import Signal
-from replaydb.database.transactions import GRACE_SECONDS
+from replaydb.database.runtime.signals import Signal
+from replaydb.database.runtime.transactions import GRACE_SECONDS
 from replaydb.errors import ReplayDBError
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from replaydb.cli.console import (
     with_buffer,
     with_store,
 )
-from replaydb.display import human_size, printable
+from replaydb.util.display import human_size, printable
 
 app = typer.Typer(help="List, show and delete buffers.", no_args_is_help=True)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from replaydb.display import printable
+from replaydb.util.display import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replaydb.cli.console import Url, progress
-from replaydb.display import human_size
+from replaydb.util.display import human_size
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from replaydb.cli.console import table_of
-from replaydb.display import human_seconds, human_size, printable
-from replaydb.episodes import GroupStatus
-from replaydb.monitoring import BufferSnapshot, Rates, empty, end, overdue, waits
+from replaydb.domain.episodes import GroupStatus
+from replaydb.operations.monitoring import BufferSnapshot, Rates, empty, end, overdue, waits
+from replaydb.util.display import human_seconds, human_size, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,8 +11,8 @@ import typer
 
 from replaydb.cli.console import BufferName, Url, progress, with_store
 from replaydb.cli.selecting import check_known
-from replaydb.display import printable
 from replaydb.errors import InvalidInputError
+from replaydb.util.display import printable
 
 #: Name of the run that puts groups from datasets.
 RUN = "import-dataset"

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from replaydb.cli.console import OptionalUrl, Url, progress, with_store
-from replaydb.display import printable
+from replaydb.util.display import printable
 
 app = typer.Typer(
     help="Manage the tables, payload location and PostgreSQL roles of a store.",

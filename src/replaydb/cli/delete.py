@@ -10,7 +10,7 @@ import typer
 
 from replaydb.cli.console import BufferName, Url, progress, with_buffer, with_store
 from replaydb.cli.selecting import info_of
-from replaydb.display import human_size, printable
+from replaydb.util.display import human_size, printable
 
 if TYPE_CHECKING:
     from replaydb import Buffer, GroupInfo

@@ -41,8 +41,8 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
-from replaydb.database.group_columns import col
-from replaydb.decoding import decoder, token_columns
+from replaydb.database.filters.group_columns import col
+from replaydb.domain.decoding import decoder, token_columns
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,

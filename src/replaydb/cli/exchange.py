@@ -8,7 +8,7 @@ import typer
 
 from replaydb.cli.console import Url, progress, with_store
 from replaydb.cli.selecting import check_known
-from replaydb.display import human_size, printable
+from replaydb.util.display import human_size, printable
 
 Several = list[str] | None
 

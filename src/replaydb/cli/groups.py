@@ -39,9 +39,9 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
-from replaydb.database.group_columns import col
-from replaydb.display import printable
+from replaydb.database.filters.group_columns import col
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
+from replaydb.util.display import printable
 
 if TYPE_CHECKING:
     from replaydb import Buffer, DrawInfo, GroupInfo, StoredGroup

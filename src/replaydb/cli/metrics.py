@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from replaydb import extras
 from replaydb.cli.console import Url, finite
 from replaydb.errors import InvalidInputError
+from replaydb.util import extras
 
 app = typer.Typer(help="Export Prometheus metrics.", no_args_is_help=True)
 

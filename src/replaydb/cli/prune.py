@@ -9,13 +9,13 @@ import typer
 from replaydb.cli.console import Url, console, finite, progress, with_store
 from replaydb.cli.delete import described
 from replaydb.cli.selecting import Runs, Statuses, check_known
-from replaydb.display import human_size, printable
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
+from replaydb.util.display import human_size, printable
 
 if TYPE_CHECKING:
     from replaydb import PruneReport, Store
     from replaydb.operations.removal import Removal
-    from replaydb.progress import Progress
+    from replaydb.util.progress import Progress
 
 DAY_SECONDS = 86_400.0
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from replaydb import extras
 from replaydb.cli.console import BufferName, Url, progress
+from replaydb.util import extras
 
 
 def report(

@@ -24,7 +24,7 @@ from replaydb.cli.selecting import (
     in_order,
     run_of,
 )
-from replaydb.database.group_columns import col
+from replaydb.database.filters.group_columns import col
 
 if TYPE_CHECKING:
     from replaydb import RunInfo, Store

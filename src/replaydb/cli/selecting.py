@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from replaydb.buffer import requests
-from replaydb.checks import INT64
 from replaydb.cli.console import finite, with_store
-from replaydb.database.group_columns import COLUMNS, col
-from replaydb.episodes import GroupStatus
+from replaydb.database.filters.group_columns import COLUMNS, col
+from replaydb.domain.checks import INT64
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:

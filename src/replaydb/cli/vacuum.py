@@ -7,7 +7,7 @@ import asyncio
 import typer
 
 from replaydb.cli.console import Url, console
-from replaydb.display import human_size
+from replaydb.util.display import human_size
 
 
 def vacuum(url: Url) -> None:

@@ -14,7 +14,7 @@ from replaydb.cli.console import (
     progress,
     with_store,
 )
-from replaydb.display import human_size
+from replaydb.util.display import human_size
 
 if TYPE_CHECKING:
     from replaydb import Store

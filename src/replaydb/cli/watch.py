@@ -15,7 +15,7 @@ import typer
 from replaydb.cli.console import BufferName, Url, console, finite, with_buffer
 from replaydb.cli.dashboard import frame
 from replaydb.errors import DatabaseUnavailableError
-from replaydb.monitoring import RATE_SECONDS, BufferSnapshot, Rates, followed
+from replaydb.operations.monitoring import RATE_SECONDS, BufferSnapshot, Rates, followed
 
 if TYPE_CHECKING:
     from replaydb import Buffer

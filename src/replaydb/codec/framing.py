@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import extras, memory
-from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, bits, dtype_name
+from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, bits, dtype_name
 from replaydb.errors import CorruptPayloadError
+from replaydb.util import extras, memory
 
 # Tensors by name: safetensors code, and bits as a numpy dtype.
 Tensors = dict[str, tuple[str, NDArray[Any]]]

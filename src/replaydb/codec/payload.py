@@ -26,14 +26,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from replaydb import checks, escapes
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
-from replaydb.episodes import CORE_FIELDS
-from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
-from replaydb.episodes.context import GroupContext, to_prompt
-from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
+from replaydb.domain import checks
+from replaydb.domain.episodes import CORE_FIELDS
+from replaydb.domain.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.domain.episodes.context import GroupContext, to_prompt
+from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.util import escapes
 
 VERSION = 1
 

@@ -6,10 +6,11 @@ import secrets
 
 from sqlalchemy import Connection, Update, update
 
-from replaydb.database import migrations, revisions
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.repository.rows import first_in_use
-from replaydb.database.schema import REVISIONS
+from replaydb.database import migrations
+from replaydb.database.repository.row_differences import first_in_use
+from replaydb.database.runtime import revisions
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import InvalidInputError, SchemaError
 
 

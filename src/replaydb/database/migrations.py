@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Select, func, inspect, select
 
-from replaydb.database import revisions
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.schema import (
+from replaydb.database.runtime import revisions
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.tables.schema import (
     draw_group,
     episode_group,
     group,
@@ -27,9 +27,9 @@ from replaydb.database.schema import (
     payload,
     policy_change,
 )
-from replaydb.database.views import VIEWS
+from replaydb.database.tables.views import VIEWS
 from replaydb.errors import InvalidInputError, SchemaOutOfDateError
-from replaydb.progress import Progress, no_progress
+from replaydb.util.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from alembic.config import Config

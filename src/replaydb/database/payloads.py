@@ -18,13 +18,13 @@ from uuid import uuid4
 from sqlalchemy import Connection
 
 from replaydb.database.pruning import Pruning
-from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PayloadStoreRow
-from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.tables.records import Facts, Pack, PayloadRecord, Stored
+from replaydb.domain.results import PruneReport
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
 from replaydb.packs import BUCKET_BYTES, Instance, PackDamage, PayloadStore, Range, RangeCache
-from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
 

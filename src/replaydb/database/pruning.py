@@ -20,11 +20,11 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
 
-from replaydb.cancellation import run_to_completion
 from replaydb.database.repository import packs
-from replaydb.database.transactions import Database
+from replaydb.database.runtime.transactions import Database
+from replaydb.domain.results import PruneReport
 from replaydb.packs import Listed, PackDamage, PayloadStore, Range
-from replaydb.results import PruneReport
+from replaydb.util.cancellation import run_to_completion
 
 T = TypeVar("T")
 

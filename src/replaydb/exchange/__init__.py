@@ -8,13 +8,13 @@
 `docs/exchange.md` documents the files. Needs the extra `replaydb[analysis]`.
 """
 
-from replaydb import extras
+from replaydb.util import extras
 
 extras.need("analysis", "export and import of files")
 
 from replaydb.exchange.exporting import ExportReport, export_groups
 from replaydb.exchange.importing import ImportReport, import_groups
-from replaydb.publishing import publish
+from replaydb.util.publishing import publish
 
 __all__ = ["ExportReport", "ImportReport", "export_groups", "import_groups"]
 

@@ -14,21 +14,20 @@ import pyarrow.compute as pc
 from sqlalchemy import URL
 from sqlalchemy.dialects import sqlite
 
-from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.decoded import episode_rows
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
-from replaydb.database.engines import sqlite_sql  # noqa: F401 - how filters are written
-from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers as buffer_rows
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.counts import count_groups
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import WRITERS, Format, Writer
 from replaydb.exchange.manifest import Manifest, Part, packed
-from replaydb.progress import Progress, no_progress
+from replaydb.util.progress import Progress, no_progress
 
 #: Size of a file, in bytes of Arrow data. An interrupted export repeats at most one file.
 PART_BYTES = 256 << 20

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.analysis.episode_columns import episode_schema
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
 

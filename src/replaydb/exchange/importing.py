@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import URL
 
-from replaydb import blocking, checks
-from replaydb.episodes import EpisodeGroup, GroupStatus
+from replaydb import blocking
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import DuplicateGroupError, InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import NAMES, names_of, rows_of
-from replaydb.exchange.groups import SORTED, Incoming, groups_in
 from replaydb.exchange.manifest import NAME, Manifest, Part
-from replaydb.progress import Progress, no_progress
+from replaydb.exchange.regrouping import SORTED, Incoming, groups_in
+from replaydb.util.progress import Progress, no_progress
 
 #: Maximum number of groups and tokens of a put; a single group may have more tokens.
 PUT_GROUPS, PUT_TOKENS = 256, 1 << 20

@@ -18,6 +18,8 @@ from sqlalchemy import ColumnElement
 
 import replaydb as rdb
 from replaydb import blocking
+from replaydb.domain.policies import SimplePolicy
+from replaydb.domain.settings import Eviction, RateLimit, SettingsChanges
 from replaydb.errors import (
     InvalidInputError,
     InvalidSettingsError,
@@ -26,8 +28,6 @@ from replaydb.errors import (
 )
 from replaydb.integrations.decoding import decoded_sample
 from replaydb.integrations.values import dataclasses_of, from_extras, is_same, to_extras
-from replaydb.policies import SimplePolicy
-from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
 D = TypeVar("D")
 

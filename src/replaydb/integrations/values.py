@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from replaydb import InvalidInputError
-from replaydb.escapes import escape
+from replaydb.util.escapes import escape
 
 Arrays = dict[str, Any]
 #: Dataclasses, pydantic models and enumerations that values can contain, by qualified name. Only

@@ -8,6 +8,7 @@ vacuum   reclaim disk space
 verify   check every payload, row and counter; repair counters
 """
 
+from replaydb.domain.results import Finding
 from replaydb.operations.copy import CopyReport, copy
 from replaydb.operations.doctor import examine
 from replaydb.operations.removal import (
@@ -20,8 +21,7 @@ from replaydb.operations.removal import (
 from replaydb.operations.roles import roles
 from replaydb.operations.vacuum import VacuumReport, vacuum
 from replaydb.operations.verify import Problem, VerifyReport, verify
-from replaydb.publishing import publish
-from replaydb.results import Finding
+from replaydb.util.publishing import publish
 
 __all__ = [
     "CopyReport",

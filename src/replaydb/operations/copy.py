@@ -18,19 +18,14 @@ from typing import Final
 
 from sqlalchemy import URL, Connection
 
-from replaydb import checks
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.protocol import Work
 from replaydb.database.payloads import Payloads
-from replaydb.database.prepared import execute_many
-from replaydb.database.records import PayloadRecord
-from replaydb.database.repository import packs, rows, sequences
-from replaydb.database.repository.rows import Difference, Values
-from replaydb.database.schema import episode_group, payload
-from replaydb.database.statements.payload import insert_payloads
-from replaydb.database.statements.rows import Family, families
-from replaydb.database.transactions import (
+from replaydb.database.repository import packs, row_differences, sequences
+from replaydb.database.repository.row_differences import Difference, Values
+from replaydb.database.runtime.prepared import execute_many
+from replaydb.database.runtime.protocol import Work
+from replaydb.database.runtime.transactions import (
     BULK_SECONDS,
     PATIENCE_SECONDS,
     Database,
@@ -38,6 +33,11 @@ from replaydb.database.transactions import (
     allowance,
     end_in,
 )
+from replaydb.database.statements.payload import insert_payloads
+from replaydb.database.statements.table_ranges import Family, families
+from replaydb.database.tables.records import PayloadRecord
+from replaydb.database.tables.schema import episode_group, payload
+from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError, DatabaseError
 from replaydb.operations.reading import Part, Read, batches, every_payload, fetch
 
@@ -186,7 +186,9 @@ class _Copying:
 
     async def _pass(self, snapshot: Snapshot) -> dict[int, str]:
         """Make the target equal to a snapshot. Returns reasons of damaged payloads by group id."""
-        total = await snapshot.read(lambda connection: rows.count(connection, episode_group))
+        total = await snapshot.read(
+            lambda connection: row_differences.count(connection, episode_group)
+        )
         self.report = replace(self.report, num_groups=total, num_seen=0)
         outside = await self._target.database.read(packs.payload_store) is not None
         damaged: dict[int, str] = {}
@@ -209,7 +211,7 @@ class _Copying:
         while after < most:
 
             def page(connection: Connection, after: int = after) -> list[Values]:
-                return rows.roots(connection, family.root, after, PAGE)
+                return row_differences.roots(connection, family.root, after, PAGE)
 
             wanted, found = await read(page), await self._target.database.read(page)
             # Compare up to the id that both pages reach.
@@ -219,19 +221,22 @@ class _Copying:
             def children(
                 connection: Connection, after: int = after, last: int = last
             ) -> list[list[Values]]:
-                return [rows.children(connection, one, after, last) for one in family.children]
+                return [
+                    row_differences.children(connection, one, after, last)
+                    for one in family.children
+                ]
 
             ours, theirs = await read(children), await self._target.database.read(children)
-            differences = [rows.compare(family.root, wanted, found)]
+            differences = [row_differences.compare(family.root, wanted, found)]
             for one, our_rows, their_rows in zip(family.children, ours, theirs, strict=True):
-                differences.append(rows.compare(one, our_rows, their_rows))
+                differences.append(row_differences.compare(one, our_rows, their_rows))
             yield len(wanted), differences
             after = last
 
     async def _apply(self, differences: Sequence[Difference]) -> None:
         number = sum(one.num_rows for one in differences)
         if number:
-            await self._write(lambda one: rows.apply(one, differences))
+            await self._write(lambda one: row_differences.apply(one, differences))
             self.update_report(num_rows=number)
 
     async def _write(self, work: Work[None], end: float | None = None) -> None:
@@ -311,7 +316,9 @@ class _Copying:
                 target, so that the next copy writes them again.
         """
         database = self._target.database
-        expected = await database.read(lambda connection: rows.count(connection, payload))
+        expected = await database.read(
+            lambda connection: row_differences.count(connection, payload)
+        )
         damaged: list[Values] = []
         async for fetched in every_payload(database, self._target.payloads):
             damaged += fetched.damaged
@@ -319,7 +326,9 @@ class _Copying:
         if self.report.num_checked == expected:
             return
         lost = Difference(payload, surplus=damaged)
-        await self._write(lambda connection: rows.apply(connection, [lost]), end_in(BULK_SECONDS))
+        await self._write(
+            lambda connection: row_differences.apply(connection, [lost]), end_in(BULK_SECONDS)
+        )
         number = expected - self.report.num_checked
         raise CorruptPayloadError(
             f"{number} of {expected} payloads of the target were damaged when read back, and were "

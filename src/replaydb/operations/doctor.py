@@ -8,9 +8,10 @@ from sqlalchemy import URL, Connection
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository import packs, sequences
-from replaydb.database.transactions import Database, end_in
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.transactions import Database, end_in
+from replaydb.domain.results import Finding
 from replaydb.errors import (
     DatabaseError,
     NotSupportedError,
@@ -19,7 +20,6 @@ from replaydb.errors import (
     SchemaError,
 )
 from replaydb.packs import PayloadStore
-from replaydb.results import Finding
 
 #: Clock skew, in seconds, above which a warning is reported.
 SKEW_SECONDS = 2.0

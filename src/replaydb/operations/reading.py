@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection
 
 from replaydb import codec
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.payloads import Payloads
-from replaydb.database.records import Facts, Stored
-from replaydb.database.repository import rows
-from replaydb.database.repository.rows import Values
-from replaydb.database.schema import payload
-from replaydb.database.transactions import Database, allowance, end_in
+from replaydb.database.repository import row_differences
+from replaydb.database.repository.row_differences import Values
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.transactions import Database, allowance, end_in
+from replaydb.database.tables.records import Facts, Stored
+from replaydb.database.tables.schema import payload
 
 #: Bytes of payloads in memory at once, unless a single one is larger.
 BATCH_BYTES: Final = 16 << 20
@@ -99,8 +99,10 @@ async def every_payload(database: Database, payloads: Payloads) -> AsyncIterator
     while True:
 
         def page(connection: Connection, after: int = after) -> tuple[int | None, list[Values]]:
-            last = rows.end_of_page(connection, payload, after, PAGE)
-            return last, [] if last is None else rows.children(connection, payload, after, last)
+            last = row_differences.end_of_page(connection, payload, after, PAGE)
+            return last, [] if last is None else row_differences.children(
+                connection, payload, after, last
+            )
 
         last, found = await database.read(page)
         if last is None:

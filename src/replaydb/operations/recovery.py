@@ -10,14 +10,14 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from replaydb.database.payloads import Payloads
-from replaydb.database.records import decoded
 from replaydb.database.repository import aging, buffers, damage, groups, recount, tags
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.damage import Failed
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked
-from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.tables.records import decoded
+from replaydb.domain.episodes import GroupStatus
 from replaydb.operations.reading import BATCH_BYTES, PAGE
 
 T = TypeVar("T")

@@ -12,21 +12,21 @@ from typing import TypeVar
 
 from sqlalchemy import Column, ColumnElement, Connection
 
-from replaydb import checks
-from replaydb.database import filters
-from replaydb.database.prepared import execute
+from replaydb.buffer.store import Store
+from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, transitions
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
-from replaydb.database.schema import draw, group
-from replaydb.database.statements import history
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
+from replaydb.database.statements import retention
 from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
-from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.schema import draw, group
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
-from replaydb.progress import Progress
-from replaydb.store import Store
+from replaydb.util.progress import Progress
 
 T = TypeVar("T")
 
@@ -97,10 +97,10 @@ async def prune_groups(
     dry_run = checks.flag("dry_run", dry_run)
     task = _Deletion(store, dry_run, progress)
     before = await task.time_before(age)
-    where = filters.all_of(
+    where = compiling.all_of(
         (
             None if before is None else group.created_at < before,
-            None if of_runs is None else filters.of_runs(sorted(of_runs)),
+            None if of_runs is None else compiling.of_runs(sorted(of_runs)),
             WITHOUT_LEASE,
         )
     )
@@ -143,7 +143,7 @@ async def prune_draws(
     before = await task.time_before(age)
     by = None if of_runs is None else sorted(of_runs)
     for row in await task.rows(checks.names("names", names)):
-        await task.delete_draws(history.ended_draws(row.id, before=before, runs=by))
+        await task.delete_draws(retention.ended_draws(row.id, before=before, runs=by))
     return task.done
 
 
@@ -172,14 +172,14 @@ async def delete_buffer(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
     if not dry_run:  # fails before the first step if the user may not do the last one
-        await store._database.write(lambda it: execute(it, history.delete_buffer(NO_ID)))
+        await store._database.write(lambda it: execute(it, retention.delete_buffer(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
     await task.delete_draws(draw.c.buffer_id == row.id)
 
     def end(connection: Connection) -> None:
         with buffer_locked(connection, task.scope(row)) as buffer:
             transitions.delete(buffer, selection(buffer.id), "the buffer was deleted")
-        execute(connection, history.delete_buffer(row.id))
+        execute(connection, retention.delete_buffer(row.id))
 
     if not dry_run:
         await store._database.write(end)
@@ -217,16 +217,16 @@ async def delete_run(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
 
     async def delete_contents() -> None:
-        leased = await task.read(lambda it: execute(it, history.select_leased_of_run(name)))
+        leased = await task.read(lambda it: execute(it, retention.select_leased_of_run(name)))
         if leased:
             raise GroupLeasedError([row.id for row in leased])
-        put = filters.of_runs([name]) & WITHOUT_LEASE
+        put = compiling.of_runs([name]) & WITHOUT_LEASE
         for row in await task.rows(None):
             await task.delete_groups(row, Selection(row.id, where=put))
-            await task.delete_draws(history.ended_draws(row.id, runs=[name]))
+            await task.delete_draws(retention.ended_draws(row.id, runs=[name]))
 
     def run_deleted(connection: Connection) -> bool:
-        return execute(connection, history.delete_run(name)) > 0
+        return execute(connection, retention.delete_run(name)) > 0
 
     if dry_run:
         await delete_contents()
@@ -315,7 +315,7 @@ class _Deletion:
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""
-        weigh = history.weigh_draws(condition)
+        weigh = retention.weigh_draws(condition)
         [found] = await self.read(lambda it: execute(it, weigh))
         if self.done.dry_run:
             self._add(Removal(True, num_draws=found.number))
@@ -324,7 +324,7 @@ class _Deletion:
 
         def delete(ids: Sequence[int], connection: Connection) -> _Step:
             begun = time.perf_counter()
-            number = execute(connection, history.delete_draws(ids))
+            number = execute(connection, retention.delete_draws(ids))
             return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
 
         await self._in_steps(draw.c.id, condition, found.last or 0, delete)
@@ -340,7 +340,7 @@ class _Deletion:
         size, after = FIRST_STEP, 0
 
         while after < last:
-            some = history.select_ids_between(key, condition, after, last, PAGE)
+            some = retention.select_ids_between(key, condition, after, last, PAGE)
             ids = [row.id for row in await self.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
@@ -369,5 +369,5 @@ class _Deletion:
 
 def _measured(connection: Connection, which: Selection) -> tuple[Removal, int]:
     """Return number and size of the selected groups, and the largest id."""
-    [found] = execute(connection, history.weigh_groups(which.condition))
+    [found] = execute(connection, retention.weigh_groups(which.condition))
     return Removal(False, found.number, int(found.size)), found.last or 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import URL, Connection
 
-from replaydb import checks
-from replaydb.database import migrations, revisions
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import metadata
+from replaydb.database.runtime import revisions
+from replaydb.database.tables.schema import metadata
+from replaydb.domain import checks
 
 
 async def roles(

@@ -10,20 +10,22 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import Connection
 
-from replaydb import checks, codec
-from replaydb.database.prepared import execute
-from replaydb.database.repository import aging, packs, recount, rows, sequences, tags
+from replaydb import codec
+from replaydb.buffer.store import Store
+from replaydb.database.repository import aging, packs, recount, row_differences, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.rows import Values
-from replaydb.database.schema import episode, episode_group, payload
+from replaydb.database.repository.row_differences import Values
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.database.statements.recount import (
     orphans,
     select_groups_of_stray_texts,
     select_miscounted_groups,
     select_mismatched_leases,
 )
-from replaydb.database.statements.rows import columns
-from replaydb.database.transactions import BULK_SECONDS, allowance, end_in
+from replaydb.database.statements.table_ranges import columns
+from replaydb.database.tables.schema import episode, episode_group, payload
+from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -34,7 +36,6 @@ from replaydb.operations.recovery import (
     rebuild_tags,
     restore,
 )
-from replaydb.store import Store
 
 #: Maximum number of problems that are listed; further ones are only counted.
 MOST_LISTED: Final = 1000
@@ -261,8 +262,8 @@ class _Verifying:
         after, last = min(ids) - 1, max(ids)
 
         def recorded(connection: Connection) -> tuple[list[Values], list[Values]]:
-            parts = rows.children(connection, payload, after, last)
-            return parts, rows.children(connection, episode, after, last)
+            parts = row_differences.children(connection, payload, after, last)
+            return parts, row_differences.children(connection, episode, after, last)
 
         parts, episodes = await self._database.read(recorded)
         return await asyncio.to_thread(_contradictions, sound, parts, episodes)
@@ -284,7 +285,9 @@ class _Verifying:
 
 
 def _totals(connection: Connection) -> tuple[int, int]:
-    return rows.count(connection, episode_group), rows.count(connection, payload)
+    return row_differences.count(connection, episode_group), row_differences.count(
+        connection, payload
+    )
 
 
 def _orphans(connection: Connection) -> list[Problem]:

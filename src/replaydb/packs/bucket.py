@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from replaydb import extras
 from replaydb.errors import InvalidURLError, PayloadsUnavailableError
 from replaydb.packs.protocol import (
     SMALL,
@@ -27,6 +26,7 @@ from replaydb.packs.protocol import (
     too_short,
 )
 from replaydb.packs.urls import PayloadURL
+from replaydb.util import extras
 
 if TYPE_CHECKING:
     from obstore import GetResult, PutMode, UpdateVersion

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 from uuid import uuid4
 
-from replaydb import memory
 from replaydb.errors import (
     DatabaseFullError,
     DatabaseReadOnlyError,
@@ -37,6 +36,7 @@ from replaydb.packs.protocol import (
     too_short,
 )
 from replaydb.packs.urls import PayloadURL
+from replaydb.util import memory
 
 P = ParamSpec("P")
 T = TypeVar("T")

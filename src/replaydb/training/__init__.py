@@ -12,11 +12,11 @@ prometheus   Prometheus collectors (extra `replaydb[prometheus]`); not imported 
 
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.batch.balancing import balanced
-from replaydb.episodes.merging import MergedRow, MergeReport, merge_turns
-from replaydb.publishing import publish
-from replaydb.replacement import Replacement, replace_uninformative
+from replaydb.buffer.replacement import Replacement, replace_uninformative
+from replaydb.domain.episodes.merging import MergedRow, MergeReport, merge_turns
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.critics import gae, terminal_rewards
+from replaydb.util.publishing import publish
 
 __all__ = [
     "MergeReport",

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from replaydb import checks
-from replaydb.episodes.arrays import Array
+from replaydb.domain import checks
+from replaydb.domain.episodes.arrays import Array
 from replaydb.training import segments
 
 A = TypeVar("A", bound=Array)

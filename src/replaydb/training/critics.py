@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replaydb import checks
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replaydb import blocking, checks
+from replaydb import blocking
 from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState, checked_state
-from replaydb.database import filters
-from replaydb.database.schema import group
+from replaydb.database.filters import compiling
+from replaydb.database.tables.schema import group
+from replaydb.domain import checks
+from replaydb.domain.policies import Fifo, SamplingPolicy, checked_policy
 from replaydb.errors import InvalidInputError, NotSupportedError
-from replaydb.policies import Fifo, SamplingPolicy, checked_policy
 from replaydb.training import ranks
 from replaydb.training.distributed import ShardedBuffer, ShardedLease
 
@@ -92,7 +93,7 @@ class ReplayDataset(IterableDataset[Any]):
         checks.optional(checks.function, "collate", self.collate)
         checks.whole_number("prefetch", self.prefetch)
         checks.duration("ttl", self.ttl)
-        filters.checked(self.where)
+        compiling.checked(self.where)
         checks.optional(checks.whole_number, "max_staleness", self.max_staleness)
         checks.optional(checks.whole_number, "num_steps", self.num_steps)
         checks.seconds("timeout", self.timeout)

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch.distributed as dist
 from sqlalchemy import ColumnElement
 
-from replaydb import blocking, checks
+from replaydb import blocking
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import warn_of_losses
 from replaydb.buffer.requests import draw_request
+from replaydb.domain import checks
+from replaydb.domain.policies import Fifo, SamplingPolicy, Uniform
+from replaydb.domain.results import AckReport
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
     LeaseExpiredError,
     ReplayDBError,
 )
-from replaydb.policies import Fifo, SamplingPolicy, Uniform
-from replaydb.results import AckReport
 from replaydb.training.ranks import Ranks
 
 P = ParamSpec("P")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replaydb import checks
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.batch.columns import UNKNOWN_VERSION
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import checks
 from replaydb.batch.stored import StoredGroup
-from replaydb.episodes import EpisodeGroup
-from replaydb.episodes.arrays import to_numpy
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup
+from replaydb.domain.episodes.arrays import to_numpy
 from replaydb.training import advantages, segments
 
 

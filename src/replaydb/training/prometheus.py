@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from threading import Lock
 
-from replaydb import blocking, checks, extras
+from replaydb import blocking
+from replaydb.domain import checks
+from replaydb.util import extras
 
 extras.need("prometheus", "replaydb.training.prometheus")
 

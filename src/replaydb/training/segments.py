@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from replaydb.episodes.arrays import is_tensor, to_numpy
+from replaydb.domain.episodes.arrays import is_tensor, to_numpy
 from replaydb.errors import InvalidInputError
 
 # numpy and torch share the operators and methods used here, but no static type covers both.

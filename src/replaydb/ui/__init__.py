@@ -1,12 +1,12 @@
 """Read-only web UI of a store. Needs the extra `replaydb[ui]`."""
 
-from replaydb import extras
+from replaydb.util import extras
 
 extras.need("ui", "replaydb ui")
 
-from replaydb.publishing import publish
 from replaydb.ui.app import application
 from replaydb.ui.serving import serve
+from replaydb.util.publishing import publish
 
 __all__ = ["application", "serve"]
 

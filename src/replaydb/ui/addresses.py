@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from sqlalchemy import Column, ColumnElement, Integer
 from starlette.datastructures import QueryParams
 
-from replaydb import checks
 from replaydb.buffer.requests import tagged
-from replaydb.database import filters
-from replaydb.database.column_types import UtcDateTime
-from replaydb.database.group_columns import COLUMNS, col
-from replaydb.episodes import GroupStatus
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import COLUMNS, col
+from replaydb.database.filters.parsing import parsed
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import InvalidInputError
-from replaydb.results import GroupInfo
-from replaydb.ui.expressions import parsed
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ class GroupQuery:
         given += [tagged(text) for text in self.tag]
         if self.where is not None:
             given.append(parsed(self.where).where)
-        return filters.all_of(given)
+        return compiling.all_of(given)
 
     @property
     def description(self) -> list[str]:

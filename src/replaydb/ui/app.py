@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from replaydb.decoding import decoder
-from replaydb.store import Store
+from replaydb.buffer.store import Store
+from replaydb.domain.decoding import decoder
 from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import SharedCache

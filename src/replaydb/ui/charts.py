@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from replaydb.display import visible
+from replaydb.util.display import visible
 
 
 @dataclass(frozen=True, slots=True)

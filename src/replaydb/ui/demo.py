@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replaydb.episodes import Episode, EpisodeGroup, Turn
-from replaydb.policies import Fifo, Prioritized
-from replaydb.store import Store
+from replaydb.buffer.store import Store
+from replaydb.domain.episodes import Episode, EpisodeGroup, Turn
+from replaydb.domain.policies import Fifo, Prioritized
 
 #: Stores that `make demo` leaves in the folder for temporary files.
 LEFT_BY_DEMO = "replaydb-demo-*/replaydb.db"

@@ -24,7 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from replaydb import analysis
 from replaydb.analysis.columns import batch_of, schema_of
 from replaydb.analysis.source import fitting, opened
-from replaydb.database.prepared import execute
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.scans import plain
 from replaydb.ui import queries
 

@@ -16,12 +16,12 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from replaydb import checks
 from replaydb.buffer import Buffer
-from replaydb.display import human_seconds, human_size, visible
+from replaydb.buffer.store import Store
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
-from replaydb.store import Store
 from replaydb.ui import library
+from replaydb.util.display import human_seconds, human_size, visible
 
 T = TypeVar("T", bound=str)
 V = TypeVar("V")

@@ -21,11 +21,11 @@ from sqlalchemy import cast as cast_
 from sqlalchemy.types import TypeEngine
 
 from replaydb import analysis
-from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import bytewise, total
-from replaydb.database.group_columns import col
-from replaydb.database.schema import transcript
-from replaydb.database.views import (
+from replaydb.database.filters.group_columns import col
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import bytewise, total
+from replaydb.database.tables.schema import transcript
+from replaydb.database.tables.views import (
     episode_overview,
     group_overview,
     prompt_overview,

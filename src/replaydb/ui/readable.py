@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import ColumnElement
 
 from replaydb.buffer import Buffer
-from replaydb.database import filters
-from replaydb.database.group_columns import col
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import col
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import CorruptPayloadError
-from replaydb.results import GroupInfo
 
 
 async def find(
@@ -31,7 +31,7 @@ async def find(
     while True:
         rest = col.id.not_in(unreadable) if unreadable else None
         try:
-            return await buffer.find(where=filters.all_of([where, rest]), **arguments)
+            return await buffer.find(where=compiling.all_of([where, rest]), **arguments)
         except CorruptPayloadError as error:
             if unreadable.issuperset(error.group_ids):
                 raise

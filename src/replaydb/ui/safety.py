@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replaydb import checks
+from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 from replaydb.ui.failures import LOGGED, failure
 from replaydb.ui.pages import page

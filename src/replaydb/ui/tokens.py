@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from replaydb.decoding import LONGEST_CHARACTER, Decode, token_texts
-from replaydb.episodes import Episode, Turn
+from replaydb.domain.decoding import LONGEST_CHARACTER, Decode, token_texts
+from replaydb.domain.episodes import Episode, Turn
 
 By = Literal["logprob", "advantage", "mask", "version"]
 

@@ -12,9 +12,9 @@ from sqlalchemy import event, literal_column, update
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, EpisodeInfo, GroupInfo, GroupStatus, Store
-from replaydb.database.group_columns import COLUMNS
+from replaydb.database.filters.group_columns import COLUMNS
 from replaydb.database.repository import listing, tags
-from replaydb.database.schema import episode_group
+from replaydb.database.tables.schema import episode_group
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import group_row

@@ -10,9 +10,9 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.schema import cursor, draw, draw_group
-from replaydb.database.transactions import end_in
-from replaydb.database.views import training_history
+from replaydb.database.runtime.transactions import end_in
+from replaydb.database.tables.schema import cursor, draw, draw_group
+from replaydb.database.tables.views import training_history
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from replaydb import Buffer, DatabaseUnavailableError, Fifo, GroupStatus, Lifo, Store
-from replaydb.database import transactions
+from replaydb.database.runtime import transactions
 from replaydb.database.statements.statistics import STALENESS_BINS
 from support.clock import Clock
 from support.connections import transaction

@@ -11,7 +11,7 @@ import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy, Store
 from replaydb.database.engines import backend_for
 from replaydb.database.repository import preview
-from replaydb.database.transactions import Database
+from replaydb.database.runtime.transactions import Database
 from support.connections import transaction
 from support.damage import damage
 from support.draw_frequencies import DrawFrequencies

@@ -9,8 +9,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
-from replaydb.database.transactions import Database
+from replaydb.database.runtime.transactions import Database
+from replaydb.database.tables import schema
 from support.engines import sqlite_nightly
 from support.groups import groups
 from support.invariants import check_invariants, group_rows, number_of, statuses

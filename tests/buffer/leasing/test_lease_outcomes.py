@@ -7,8 +7,8 @@ from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
-from replaydb.settings import ArchivedPayload
+from replaydb.database.tables import schema
+from replaydb.domain.settings import ArchivedPayload
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly

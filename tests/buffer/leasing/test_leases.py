@@ -11,8 +11,8 @@ from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
 from replaydb.database.repository import leases
+from replaydb.database.tables import schema
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly

@@ -10,7 +10,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
+from replaydb.database.tables import schema
 from support import child_processes
 from support.clock import Clock
 from support.damage import damage

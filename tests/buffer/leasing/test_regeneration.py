@@ -7,7 +7,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import GroupStatus, Store
-from replaydb.episodes.arrays import same
+from replaydb.domain.episodes.arrays import same
 from support.invariants import check_invariants
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
+from replaydb.database.tables import schema
 from support.clock import Clock
 from support.damage import damage
 from support.groups import group, groups, long_group

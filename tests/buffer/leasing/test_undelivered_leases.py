@@ -13,9 +13,9 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, Lease, Store
-from replaydb.database import schema
-from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.repository.draw_request import Drawn
+from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.tables import schema
 from support.connections import transaction
 from support.engines import postgresql_nightly
 from support.groups import groups
@@ -28,7 +28,7 @@ from support.proxy import CLOSE, Fate, Message, Proxy, Rule, cut_commits, on_nth
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the wait for the release, and the time until a commit counts as unknown."""
     monkeypatch.setattr("replaydb.buffer.drawing.RELEASE_SECONDS", 0.1)
-    monkeypatch.setattr("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr("replaydb.database.postgresql.backend.COMMIT_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Keep, Store
-from replaydb.database.repository import history
+from replaydb.database.repository import retention
 from replaydb.database.repository.puts import OnDuplicate
-from replaydb.database.schema import draw, draw_group, episode_group
-from replaydb.settings import Eviction
+from replaydb.database.tables.schema import draw, draw_group, episode_group
+from replaydb.domain.settings import Eviction
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly
@@ -78,7 +78,7 @@ async def test_large_puts_are_followed_by_large_deletions(store: Store, clock: C
 async def test_old_groups_are_deleted_in_every_task(store: Store, clock: Clock) -> None:
     """Each call checks some tasks, chosen at random."""
     buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
-    tasks = [f"task-{i}" for i in range(history.TASKS + 4)]
+    tasks = [f"task-{i}" for i in range(retention.TASKS + 4)]
     await buffer.put([group(None, task, status="archived") for task in tasks])
     clock.jump(1000)
     for _ in range(24):
@@ -137,7 +137,7 @@ async def test_a_put_does_not_delete_what_it_refuses(store: Store, eviction: Evi
 async def test_reported_groups_do_not_hold_up_the_others(store: Store, clock: Clock) -> None:
     """As many as a call reads are reported, again and again, and others are archived."""
     buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
-    known = [group(f"{i}", status="archived") for i in range(2 * history.EXTRA_GROUPS)]
+    known = [group(f"{i}", status="archived") for i in range(2 * retention.EXTRA_GROUPS)]
     await buffer.put(known)
     for turn in range(3):
         clock.jump(101)

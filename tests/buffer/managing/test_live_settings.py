@@ -6,7 +6,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.schema import draw
+from replaydb.database.tables.schema import draw
 from support.clock import Clock
 from support.groups import episode, group, groups, long_group
 from support.invariants import group_rows, number_of, statuses

@@ -14,7 +14,7 @@ from sqlalchemy import select, text
 import replaydb as rdb
 from replaydb import Buffer, Capacity, MinSize, Queue, Store
 from replaydb.database.repository import aging, policy
-from replaydb.database.schema import task
+from replaydb.database.tables.schema import task
 from support import child_processes
 from support.connections import transaction
 from support.engines import in_turn, postgresql_nightly

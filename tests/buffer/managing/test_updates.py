@@ -10,7 +10,7 @@ from sqlalchemy import literal_column, update
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, GroupStatus, Store
-from replaydb.database.schema import episode_group
+from replaydb.database.tables.schema import episode_group
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly

@@ -9,8 +9,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.schema import payload
-from replaydb.settings import Eviction, OnEvict
+from replaydb.database.tables.schema import payload
+from replaydb.domain.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.engines import in_turn, postgresql_nightly
 from support.groups import episode, group, groups, long_group

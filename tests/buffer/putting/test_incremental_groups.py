@@ -10,8 +10,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.records import to_episode_record
-from replaydb.episodes.flat import flatten
+from replaydb.database.tables.records import to_episode_record
+from replaydb.domain.episodes.flat import flatten
 from support.clock import Clock
 from support.engines import in_turn, postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group

@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.settings import OnEvict
+from replaydb.database.tables.schema import buffer as buffer_table
+from replaydb.domain.settings import OnEvict
 from support.connections import transaction
 from support.groups import group, long_group
 from support.invariants import check_invariants, group_rows, statuses

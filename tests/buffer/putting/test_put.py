@@ -12,7 +12,7 @@ import torch
 
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Prioritized, Store, Turn
-from replaydb.settings import Compression
+from replaydb.domain.settings import Compression
 from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import check_invariants
@@ -183,7 +183,7 @@ async def test_replacing_a_group_updates_task_counters(buffer: Buffer, url: str)
 
 
 async def test_groups_that_cannot_be_put(buffer: Buffer, url: str) -> None:
-    """Groups with invalid values; `tests/test_checks.py` covers objects that are not groups."""
+    """Groups with invalid values; `test_checks.py` covers objects that are not groups."""
     cases = [
         ([group("a"), group("b"), group("a")], "groups[2].group_uid"),
         ([group(status="leased")], "status"),

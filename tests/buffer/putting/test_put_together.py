@@ -13,8 +13,8 @@ from sqlalchemy import event, select
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, OnDuplicate, SamplingPolicy, Store
-from replaydb.database import schema
-from replaydb.database.engines.protocol import LostRaceError
+from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.tables import schema
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
@@ -118,7 +118,7 @@ async def test_a_timeout_between_two_attempts(
 async def test_large_puts_do_not_wait_for_each_other(
     store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.database.group_commit.MOST_BYTES", 100_000)
+    monkeypatch.setattr("replaydb.database.runtime.group_commit.MOST_BYTES", 100_000)
     await buffer.put(group())
     with counted_commits(store) as commits:
         await asyncio.gather(*(buffer.put(long_group(f"{i}", 6_000)) for i in range(8)))
@@ -175,7 +175,7 @@ async def test_the_same_uid_put_by_many_at_once_is_stored_once(buffer: Buffer, u
 async def test_clients_that_overwrite_the_same_groups_lose_no_race(
     url: str, on_duplicate: OnDuplicate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("DEBUG", logger="replaydb.database.transactions")
+    caplog.set_level("DEBUG", logger="replaydb.database.runtime.transactions")
     stores = await asyncio.gather(*(Store.open(url, run=f"{i}") for i in range(3)))
     buffers = [await store.buffer("math") for store in stores]
     uids = ["a", "b", "c"]

@@ -8,8 +8,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Queue, Store
-from replaydb.database.schema import payload
-from replaydb.settings import OnEvict
+from replaydb.database.tables.schema import payload
+from replaydb.domain.settings import OnEvict
 from support.clock import Clock
 from support.groups import group, groups, long_group
 from support.invariants import check_invariants, group_row, number_of, statuses

@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Keep, Store, analysis
-from replaydb.database.schema import episode, payload
-from replaydb.database.views import prompt_overview, training_history
+from replaydb.database.tables.schema import episode, payload
+from replaydb.database.tables.views import prompt_overview, training_history
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import in_turn

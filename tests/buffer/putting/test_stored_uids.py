@@ -10,7 +10,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.repository import capacity, incremental_groups, puts
 from replaydb.database.repository.puts import OnDuplicate
 from support.clock import Clock

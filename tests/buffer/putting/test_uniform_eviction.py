@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Capacity, Store
-from replaydb.database.schema import episode_group
+from replaydb.database.tables.schema import episode_group
 from support.connections import transaction
 from support.draw_frequencies import DrawFrequencies
 from support.engines import postgresql_nightly

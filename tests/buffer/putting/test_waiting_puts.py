@@ -8,7 +8,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.transactions import Database
+from replaydb.database.runtime.transactions import Database
 from support.groups import group
 
 

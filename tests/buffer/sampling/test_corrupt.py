@@ -12,9 +12,9 @@ from sqlalchemy import delete, insert, literal_column, select, update
 
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
-from replaydb.database.schema import episode_group, payload
-from replaydb.memory import LEAST_BYTES
-from replaydb.settings import Compression
+from replaydb.database.tables.schema import episode_group, payload
+from replaydb.domain.settings import Compression
+from replaydb.util.memory import LEAST_BYTES
 from support.connections import transaction
 from support.damage import DAMAGES, change_behind_indexes, damage
 from support.engines import postgresql_nightly

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.records import Stored
 from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.repository.draws import read_in_snapshot
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.tables.records import Stored
 from support.groups import group, groups
 from support.in_transaction import await_in_transaction
 from support.proxy import PASS, Fate, Message, Proxy

@@ -12,8 +12,8 @@ from sqlalchemy import select, update
 
 import replaydb as rdb
 from replaydb.database.repository import draws
-from replaydb.database.schema import episode_group, group, task
 from replaydb.database.statements.candidates import order_of
+from replaydb.database.tables.schema import episode_group, group, task
 from support.connections import transaction
 from support.draw_frequencies import pearson
 from support.engines import postgresql_nightly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replaydb import Buffer, Episode, EpisodeGroup
-from replaydb.memory import LEAST_BYTES
+from replaydb.util.memory import LEAST_BYTES
 
 TOKENS = LEAST_BYTES // 4
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy
-from replaydb.database import schema
+from replaydb.database.tables import schema
 from support.engines import postgresql_nightly
 from support.groups import group, groups
 

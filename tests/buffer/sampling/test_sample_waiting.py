@@ -23,7 +23,7 @@ from support.wait_counter import WaitCounter
 @pytest.fixture(autouse=True)
 def _woken_by_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable polling."""
-    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
+    monkeypatch.setattr("replaydb.database.runtime.signals.RECHECK_SECONDS", 600.0)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replaydb as rdb
-from replaydb.policies import SamplingPolicy
+from replaydb.domain.policies import SamplingPolicy
 from support.engines import postgresql_nightly
 from support.sampling_model import EVERYTHING, Filter, GroupSpec, level_below, tagged, to_group
 

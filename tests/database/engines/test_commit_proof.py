@@ -21,10 +21,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.engines import backend_for, postgresql_commits
-from replaydb.database.engines.connecting import Connection
-from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
-from replaydb.database.schema import commit_proof
+from replaydb.database.engines import backend_for
+from replaydb.database.postgresql import commits
+from replaydb.database.postgresql.commits import Acknowledged, Commit, Transaction
+from replaydb.database.postgresql.connecting import Connection
+from replaydb.database.tables.schema import commit_proof
 from support.connections import transaction
 from support.groups import group
 from support.invariants import number_of
@@ -43,13 +44,13 @@ async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
 async def proved(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
     """Run a transaction as every write does, until its COMMIT."""
     async with engine.connect() as connection:
-        assert await postgresql_commits.prove(connection, Acknowledged())
-        yield connection, postgresql_commits.transaction_of(connection)
+        assert await commits.prove(connection, Acknowledged())
+        yield connection, commits.transaction_of(connection)
 
 
 def read_outcome(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
     end = asyncio.get_running_loop().time() + 30
-    return asyncio.create_task(postgresql_commits.was_committed(engine, about, end))
+    return asyncio.create_task(commits.was_committed(engine, about, end))
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
@@ -107,21 +108,21 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
     known = Acknowledged()
     async with engine.connect() as first, engine.connect() as second:
         for connection in (first, second):
-            assert await postgresql_commits.prove(connection, known)
+            assert await commits.prove(connection, known)
         for connection in (second, first):
             await connection.commit()
-            known.add(postgresql_commits.transaction_of(connection))
-        uid = postgresql_commits.transaction_of(second).connection_uid
+            known.add(commits.transaction_of(connection))
+        uid = commits.transaction_of(second).connection_uid
         for number, is_there in ((0, False), (1, True)):
             async with transaction(postgresql_url) as other:
                 of_second = commit_proof.c.connection_uid == uid
                 await other.execute(
                     update(commit_proof).where(of_second).values(transaction_number=number)
                 )
-            assert await postgresql_commits.prove(first, known) is is_there
+            assert await commits.prove(first, known) is is_there
             await first.commit()
         assert len(known.newest) == 2
-        known.add(postgresql_commits.transaction_of(first))
+        known.add(commits.transaction_of(first))
         assert len(known.newest) == 1
 
 
@@ -130,13 +131,13 @@ async def test_commits_whose_rows_may_be_deleted_are_not_required(
 ) -> None:
     known = Acknowledged()
     async with engine.connect() as connection:
-        assert await postgresql_commits.prove(connection, known)
+        assert await commits.prove(connection, known)
         await connection.commit()
-        mine = postgresql_commits.transaction_of(connection)
+        mine = commits.transaction_of(connection)
     for age, is_there in ((timedelta(hours=11), False), (timedelta(hours=13), True)):
         known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
         async with engine.connect() as connection:
-            assert await postgresql_commits.prove(connection, known) is is_there
+            assert await commits.prove(connection, known) is is_there
 
 
 async def test_commits_after_a_snapshot_are_not_required(
@@ -169,7 +170,7 @@ async def test_commits_after_a_snapshot_are_not_required(
 async def test_rows_of_old_connections_are_deleted(postgresql_url: str) -> None:
     old = {
         "transaction_number": 7,
-        "written_at": func.now() - postgresql_commits.RETENTION - timedelta(seconds=1),
+        "written_at": func.now() - commits.RETENTION - timedelta(seconds=1),
     }
     gone, late = uuid4(), uuid4()
     async with transaction(postgresql_url) as connection:
@@ -188,7 +189,7 @@ async def test_rows_of_old_connections_are_deleted(postgresql_url: str) -> None:
 async def test_no_outcome_is_read_when_the_row_may_be_deleted(
     proxied_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql_commits, "READABLE_SECONDS", 0.0)
+    monkeypatch.setattr(commits, "READABLE_SECONDS", 0.0)
     async with Store.open(proxied_url, run="test") as store:
         buffer = await store.buffer("math")
         proxy.rule = cut_commits("answer")

@@ -20,8 +20,8 @@ from sqlalchemy import make_url
 import replaydb as rdb
 from replaydb import Store, operations
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.sqlite import SqliteBackend
-from replaydb.database.engines.sqlite_file import DatabaseFile
+from replaydb.database.sqlite.backend import SqliteBackend
+from replaydb.database.sqlite.file import DatabaseFile
 from support.groups import group
 from support.users import without_root
 

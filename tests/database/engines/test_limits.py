@@ -10,9 +10,10 @@ from sqlalchemy import Connection, func, select, text
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database import revisions
-from replaydb.database.engines import backend_for, postgresql, postgresql_limits
-from replaydb.database.transactions import end_in
+from replaydb.database.engines import backend_for
+from replaydb.database.postgresql import backend, limits
+from replaydb.database.runtime import revisions
+from replaydb.database.runtime.transactions import end_in
 from support.connections import transaction
 from support.groups import group
 
@@ -83,9 +84,9 @@ async def test_a_long_call_on_a_used_connection(
     """It sets limits of its own, in place of those of the session, after which it is run again."""
     runs = 0
 
-    monkeypatch.setattr(postgresql, "ORDINARY_SECONDS", 60.0)
-    monkeypatch.setattr(postgresql_limits, "ORDINARY_SECONDS", 0.5)
-    monkeypatch.setattr(postgresql_limits, "SERVER_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(backend, "ORDINARY_SECONDS", 60.0)
+    monkeypatch.setattr(limits, "ORDINARY_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "SERVER_GRACE_SECONDS", 0.1)
 
     def sleep(connection: Connection) -> object:
         nonlocal runs
@@ -104,9 +105,9 @@ async def test_a_long_read_of_one_statement(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs without a transaction, until the limits of the session end it."""
-    for module in (postgresql, postgresql_limits):
+    for module in (backend, limits):
         monkeypatch.setattr(module, "ORDINARY_SECONDS", 0.5)
-    monkeypatch.setattr(postgresql_limits, "SERVER_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "SERVER_GRACE_SECONDS", 0.1)
     found = []
 
     def sleep(connection: Connection) -> object:
@@ -126,7 +127,7 @@ async def test_limits_that_the_server_refuses(
         buffer = await store.buffer("math")
         with monkeypatch.context() as patch:
             refused = "SELECT set_config('transaction_timeout', 'never', true)"
-            patch.setattr(postgresql_limits, "_text", lambda *_: refused)
+            patch.setattr(limits, "_text", lambda *_: refused)
             with pytest.raises(rdb.DatabaseError, match="22023"):
                 await buffer.find()
         assert await buffer.find() == []

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 import pytest
 
 from replaydb import DatabaseUnavailableError, StoreClosedError
-from replaydb.database.engines import loop_thread
-from replaydb.database.engines.loop_thread import LoopThread
+from replaydb.database.runtime import loop_thread
+from replaydb.database.runtime.loop_thread import LoopThread
 
 COLOR: ContextVar[str] = ContextVar("COLOR")
 

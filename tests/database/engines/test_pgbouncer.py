@@ -97,7 +97,7 @@ async def test_a_waiting_call_is_notified_through_a_direct_connection(
     bounced_url: str, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NOTIFY goes through PgBouncer. Without waiting calls, no connection is direct."""
-    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.database.runtime.signals.RECHECK_SECONDS", 60.0)
     folder = parse_qs(urlsplit(postgresql_url).query)["host"][0]
     url = bounced_url.replace("me@", "postgres@") + f"&listen={quote(folder, safe='')}"
     async with Store.open(url) as store, Store.open(url) as other:

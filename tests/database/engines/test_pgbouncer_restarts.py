@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from replaydb import Store
-from replaydb.database.schema import draw, draw_group, episode_group
+from replaydb.database.tables.schema import draw, draw_group, episode_group
 from replaydb.operations import verify
 from support import pgbouncer
 from support.connections import transaction

@@ -12,8 +12,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.engines import postgresql_shortage
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql import shortage
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from support.groups import groups
 
 LIMIT = 3
@@ -80,13 +80,13 @@ async def test_connections_are_kept_again_after_a_shortage(
     postgresql_url: str, limited_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the error of a shortage that lasts names its reason."""
-    monkeypatch.setattr(postgresql_shortage, "SHORTAGE_SECONDS", 0.2)
+    monkeypatch.setattr(shortage, "SHORTAGE_SECONDS", 0.2)
     async with Store.open(postgresql_url) as store:
         await store.buffer("math")
     others = [await asyncpg.connect(limited_url) for _ in range(LIMIT)]
     with pytest.raises(rdb.DatabaseUnavailableError, match=r"too many connections .*53300"):
         await Store.open(limited_url)
-    monkeypatch.setattr(postgresql_shortage, "SHORTAGE_SECONDS", 1000.0)
+    monkeypatch.setattr(shortage, "SHORTAGE_SECONDS", 1000.0)
     await others[0].close()
     async with Store.open(limited_url) as store:
         backend = store._database.backend

@@ -11,8 +11,8 @@ import numpy as np
 from sqlalchemy import make_url
 
 from replaydb import Episode, EpisodeGroup, Store
-from replaydb.database.engines.sqlite_payloads import _select_small_payloads
-from replaydb.memory import LEAST_BYTES
+from replaydb.database.sqlite.blobs import _select_small_payloads
+from replaydb.util.memory import LEAST_BYTES
 from support.connections import transaction
 from support.plans import plan_of
 

@@ -11,7 +11,7 @@ from sqlalchemy import URL, func, select, text
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.urls import PostgresqlURL
+from replaydb.database.urls import PostgresqlURL
 from replaydb.training.dataset import ReplayDataset
 from support.connections import transaction
 from support.errors import all_error_text

@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from replaydb import Store, operations
 from replaydb.database import migrations
-from replaydb.database.engines import backend_for, postgresql_indexes
-from replaydb.database.schema import episode_group
+from replaydb.database.engines import backend_for
+from replaydb.database.postgresql import index_builds
+from replaydb.database.tables.schema import episode_group
 from support.connections import transaction
 from support.groups import group, groups
 from support.invariants import check_invariants
@@ -167,15 +168,15 @@ async def test_a_creation_that_deadlocks_is_repeated_a_limited_number_of_times(
     sqlstate: str, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other errors, such as a full disk, are raised at once."""
-    monkeypatch.setattr(postgresql_indexes, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(postgresql_indexes, "ATTEMPTS", 3)
+    monkeypatch.setattr(index_builds, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(index_builds, "ATTEMPTS", 3)
     reason = Mock(spec=Exception, sqlstate=sqlstate)
     creator, observer = AsyncMock(), AsyncMock()
     creator.execute.side_effect = DBAPIError("CREATE INDEX", None, reason)
     observer.execute.return_value = Mock(one_or_none=lambda: None)  # there is no index
     [index, *_] = episode_group.indexes
     with pytest.raises(DBAPIError):
-        await postgresql_indexes.create_missing(creator, observer, [index], lambda *_: None)
+        await index_builds.create_missing(creator, observer, [index], lambda *_: None)
     assert creator.execute.await_count == attempts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb.database import migrations
-from replaydb.database.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.schema import REVISIONS
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import (
     DatabaseUnavailableError,
     InvalidInputError,

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from replaydb.database import migrations
-from replaydb.database.schema import draw, draw_group, episode, episode_group
+from replaydb.database.tables.schema import draw, draw_group, episode, episode_group
 from support.connections import transaction
 from support.rows import fill, group_row
 

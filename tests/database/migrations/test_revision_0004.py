@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb.database import migrations
-from replaydb.database.schema import payload
+from replaydb.database.tables.schema import payload
 from support.connections import transaction
 from support.damage import damage
 from support.groups import groups

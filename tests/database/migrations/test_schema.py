@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from replaydb.database import migrations
-from replaydb.database.schema import REVISIONS, metadata
+from replaydb.database.tables.schema import REVISIONS, metadata
 from replaydb.errors import SchemaOutOfDateError, SchemaTooNewError
 from support.connections import transaction
 from support.snapshot import Snapshot, take_snapshot

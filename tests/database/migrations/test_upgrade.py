@@ -12,9 +12,11 @@ import pytest
 from sqlalchemy import inspect, select, text
 
 from replaydb import Store
-from replaydb.database import migrations, revisions
-from replaydb.database.engines import backend_for, postgresql
-from replaydb.database.schema import REVISIONS
+from replaydb.database import migrations
+from replaydb.database.engines import backend_for
+from replaydb.database.postgresql import backend
+from replaydb.database.runtime import revisions
+from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import DatabaseError, InvalidInputError
 from support.connections import transaction
 from support.groups import group
@@ -166,8 +168,10 @@ async def test_concurrent_upgrades_in_threads(empty_url: str) -> None:
 _PROCESS = """
 import alembic.command, asyncio, sys
 from replaydb import Store
-from replaydb.database import migrations, revisions
-from replaydb.database.engines import backend_for, postgresql
+from replaydb.database import migrations
+from replaydb.database.engines import backend_for
+from replaydb.database.postgresql import backend
+from replaydb.database.runtime import revisions
 print("ready", flush=True)
 sys.stdin.read()
 asyncio.run(migrations.prepare(backend_for(sys.argv[1]), migrate=True))
@@ -227,7 +231,7 @@ async def test_an_upgrade_gives_up_if_the_tables_are_always_in_use(
     own_postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release_next(tmp_path, monkeypatch, ADD_COLUMN)
-    monkeypatch.setattr(postgresql, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(backend, "LOCK_SECONDS", 0.5)
     async with transaction(own_postgresql_url) as reader:
         await reader.execute(text("SELECT count(*) FROM episode_group"))
         with pytest.raises(DatabaseError, match="could not be locked in 0 s"):

@@ -19,9 +19,9 @@ from replaydb import (
     TopPriority,
     Uniform,
 )
-from replaydb.database import schema
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.statements.buffer import lock_buffer
+from replaydb.database.tables import schema
 from support.connections import transaction
 from support.groups import group, groups
 from support.invariants import check_invariants

@@ -16,25 +16,13 @@ from sqlalchemy import and_, event, func, insert, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
-from replaydb.database.engines.postgresql_sequences import identify_groups
-from replaydb.database.filters import at_most_stale, checked
-from replaydb.database.prepared import Bound
+from replaydb.database.filters.compiling import at_most_stale, checked
+from replaydb.database.filters.tag_lookups import lookups_in
+from replaydb.database.postgresql.sequences import identify_groups
 from replaydb.database.repository import tasks
 from replaydb.database.repository.capacity import EVICTABLE
-from replaydb.database.schema import (
-    IDLE,
-    buffer,
-    draw,
-    draw_group,
-    episode,
-    episode_group,
-    group,
-    group_tag,
-    pack,
-    payload,
-    task,
-    transcript,
-)
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.writes import Part, combined
 from replaydb.database.statements import scans
 from replaydb.database.statements.candidates import (
     Order,
@@ -68,16 +56,6 @@ from replaydb.database.statements.episode_group import (
     select_sums,
     select_too_stale,
     update_each_group,
-)
-from replaydb.database.statements.history import (
-    delete_draws,
-    ended_draws,
-    select_archived,
-    select_archived_beyond,
-    select_draws_beyond,
-    select_ended_draws,
-    select_ids_between,
-    weigh_groups,
 )
 from replaydb.database.statements.lease import (
     select_any_overdue,
@@ -113,6 +91,16 @@ from replaydb.database.statements.payload import (
     select_payloads,
     select_transcripts,
 )
+from replaydb.database.statements.retention import (
+    delete_draws,
+    ended_draws,
+    select_archived,
+    select_archived_beyond,
+    select_draws_beyond,
+    select_ended_draws,
+    select_ids_between,
+    weigh_groups,
+)
 from replaydb.database.statements.run_totals import count_drawn, sum_draws, sum_put
 from replaydb.database.statements.selections import (
     WITHOUT_LEASE,
@@ -137,9 +125,21 @@ from replaydb.database.statements.task import (
     select_available,
     update_tasks,
 )
-from replaydb.database.tag_lookups import lookups_in
-from replaydb.database.writes import Part, combined
-from replaydb.policies import SimplePolicy
+from replaydb.database.tables.schema import (
+    IDLE,
+    buffer,
+    draw,
+    draw_group,
+    episode,
+    episode_group,
+    group,
+    group_tag,
+    pack,
+    payload,
+    task,
+    transcript,
+)
+from replaydb.domain.policies import SimplePolicy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
 from support.postgres import PostgresServer

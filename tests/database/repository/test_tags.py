@@ -13,13 +13,13 @@ import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database import schema
-from replaydb.database.filters import checked
+from replaydb.database.filters.compiling import checked
+from replaydb.database.filters.tag_lookups import lookups_in
 from replaydb.database.repository import draws
 from replaydb.database.repository import tags as index
 from replaydb.database.statements import tag
-from replaydb.database.tag_lookups import lookups_in
-from replaydb.policies import SamplingPolicy
+from replaydb.database.tables import schema
+from replaydb.domain.policies import SamplingPolicy
 from support.engines import in_turn
 from support.groups import group
 from support.invariants import number_of

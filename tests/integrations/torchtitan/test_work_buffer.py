@@ -21,7 +21,7 @@ from torchtitan.experiments.rl.components.work_buffer import RolloutGroupWork
 import replaydb as rdb
 from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
-from replaydb.database.schema import lease
+from replaydb.database.tables.schema import lease
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer, to_rollout_group
 from replaydb.integrations.torchtitan import buffer as stored
 from support.connections import transaction

@@ -20,7 +20,7 @@ from replaydb.integrations.verl import (
     DurableReplayBuffer,
     DurableReplayBufferAsync,
 )
-from replaydb.integrations.verl.rows import rows, tag_of, to_fields
+from replaydb.integrations.verl.trajectories import rows, tag_of, to_fields
 from support.engines import both_engines
 
 Made = Callable[..., DurableReplayBuffer]

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from support.groups import episode, group, groups
 from torture import checker
 from torture.context import AttackContext

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from processes.derived import check_group, derived_group
 from replaydb import Capacity, Store
-from replaydb.database.engines.protocol import Durability
+from replaydb.database.runtime.protocol import Durability
 from replaydb.operations import verify
 from support import power_loss
 from support.power_loss import Disk, Operation

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from replaydb import extras
+from replaydb.util import extras
 
 extras.need("report", "a report")
 

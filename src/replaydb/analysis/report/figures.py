@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from replaydb.analysis.report.summary import Bins, Summary
-from replaydb.display import visible
+from replaydb.util.display import visible
 
 Trace = dict[str, Any]  # as plotly takes it
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from replaydb.analysis.report.figures import figures
 from replaydb.analysis.report.summary import Sample, Summary, TaskSummary
-from replaydb.display import visible
+from replaydb.util.display import visible
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto;

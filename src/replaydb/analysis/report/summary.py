@@ -15,10 +15,10 @@ from sqlalchemy import URL
 
 from replaydb import blocking
 from replaydb.analysis import draws, groups
-from replaydb.database.group_columns import col
-from replaydb.database.views import TRAINED
+from replaydb.database.filters.group_columns import col
+from replaydb.database.tables.views import TRAINED
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
-from replaydb.results import GroupInfo
 
 #: Maximum number of points of a line or bars of a histogram.
 MOST_BINS = 256

@@ -15,14 +15,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, false, func
 
-from replaydb import checks
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.reads import read_together
 from replaydb.database.repository import tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.schema import IDLE, group
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.reads import read_together
+from replaydb.database.runtime.writes import postpone
 from replaydb.database.statements.episode_group import (
     age_groups,
     select_all_too_stale,
@@ -31,7 +30,8 @@ from replaydb.database.statements.episode_group import (
 )
 from replaydb.database.statements.recount import count_outdated
 from replaydb.database.statements.selections import TOO_STALE, too_stale
-from replaydb.database.writes import postpone
+from replaydb.database.tables.schema import IDLE, group
+from replaydb.domain import checks
 
 #: Cost of the queries for one task, in groups.
 COST_PER_TASK = 16

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import execute, execute_many, inserted_id
+from replaydb.database.runtime.prepared import execute, execute_many, inserted_id
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import (
     insert_buffer,
     insert_run,
@@ -24,10 +25,9 @@ from replaydb.database.statements.buffer import (
     update_buffers,
 )
 from replaydb.database.statements.task import insert_tasks, select_available, select_task_names
-from replaydb.database.writes import Write, postpone
+from replaydb.domain.results import BufferInfo, RunInfo
+from replaydb.domain.settings import BufferSettings
 from replaydb.errors import UnknownBufferError
-from replaydb.results import BufferInfo, RunInfo
-from replaydb.settings import BufferSettings
 
 
 @dataclass(slots=True)

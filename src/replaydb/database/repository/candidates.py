@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.statements.candidates import Clock
-from replaydb.episodes import GroupStatus
-from replaydb.policies import Prioritized, SimplePolicy, Uniform
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.policies import Prioritized, SimplePolicy, Uniform
 
 
 @dataclass(frozen=True, slots=True)

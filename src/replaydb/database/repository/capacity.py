@@ -9,7 +9,6 @@ from typing import Any, assert_never
 
 from sqlalchemy import ColumnElement
 
-from replaydb.database.column_types import Damaged
 from replaydb.database.repository import (
     aging,
     groups,
@@ -21,13 +20,14 @@ from replaydb.database.repository import (
 from replaydb.database.repository.candidates import remaining_times
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.schema import IDLE, group
 from replaydb.database.statements.candidates import Order, Partition, order_of
 from replaydb.database.statements.selections import selection
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.schema import IDLE, group
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.policies import Lifo, Uniform
+from replaydb.domain.settings import Capacity
 from replaydb.errors import BufferFullError, InvalidInputError
-from replaydb.policies import Lifo, Uniform
-from replaydb.settings import Capacity
 
 #: Minimum number of groups read at a time to choose victims.
 PAGE = 16

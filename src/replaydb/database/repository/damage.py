@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute
 from replaydb.database.repository import transitions, updates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.updates import Update
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.recount import select_failed_as_damaged
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
 
 _REASON = re.compile(r"damaged \(was (\w+)\): ")
 #: Reasons that earlier versions recorded for damage that can be repaired later.

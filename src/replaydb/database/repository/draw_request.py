@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
-from replaydb.database.records import Facts, Stored
-from replaydb.episodes import GroupStatus
-from replaydb.policies import SimplePolicy
+from replaydb.database.tables.records import Facts, Stored
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.policies import SimplePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.reads import LaterReads
-from replaydb.database.records import Facts, Stored
 from replaydb.database.repository import (
     aging,
     groups,
@@ -40,6 +36,10 @@ from replaydb.database.repository.candidates import (
 from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest, Quota
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.reads import LaterReads
+from replaydb.database.runtime.writes import Write, pipeline_of, postpone
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
@@ -57,10 +57,10 @@ from replaydb.database.statements.episode_group import (
     rekey,
 )
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
-from replaydb.database.writes import Write, pipeline_of, postpone
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import Facts, Stored
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import DrawOutcome
 from replaydb.errors import NotEnoughGroupsError
-from replaydb.results import DrawOutcome
 
 #: A read by key is abandoned for one scan of the eligible groups after this many rows per group
 #: wanted (so fewer than about one in ten is eligible), and at least the second number.

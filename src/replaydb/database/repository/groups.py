@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, Select
 
-from replaydb.database import filters
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.reads import read_together
-from replaydb.database.records import PUTTABLE, Facts, Stored, status
+from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
-from replaydb.database.schema import group
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.reads import read_together
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.counts import (
     count_groups,
@@ -39,9 +38,10 @@ from replaydb.database.statements.payload import (
 )
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
-from replaydb.database.writes import Write, postpone
-from replaydb.episodes import GroupStatus
-from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
+from replaydb.database.tables.records import PUTTABLE, Facts, Stored, status
+from replaydb.database.tables.schema import group
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
 
 def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
@@ -158,7 +158,7 @@ def select_number_in_flight(
     max_staleness: int,
 ) -> Select[int]:
     """Return the statement that counts groups to be trained: pending, leased, or never drawn."""
-    putters = of_lineage(state.policy_lineage) if runs is None else filters.of_runs(sorted(runs))
+    putters = of_lineage(state.policy_lineage) if runs is None else compiling.of_runs(sorted(runs))
     return count_groups_in_flight(state.id, tasks, putters, max_staleness)
 
 

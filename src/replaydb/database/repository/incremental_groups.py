@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.prepared import execute, execute_many
-from replaydb.database.records import EpisodeRecord, reward_facts
 from replaydb.database.repository import capacity, groups, packs, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
+from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.statements.episode_group import (
     select_known_uids,
     update_each_group,
@@ -31,7 +30,8 @@ from replaydb.database.statements.payload import (
     select_positions,
 )
 from replaydb.database.statements.selections import TOO_STALE
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import EpisodeRecord, reward_facts
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
     GroupClosedError,

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import execute, inserted_id
-from replaydb.database.records import STATUSES
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Contents, Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
+from replaydb.database.runtime.prepared import execute, inserted_id
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.lease import (
     delete_lease,
     delete_lease_if_empty,
@@ -31,10 +31,10 @@ from replaydb.database.statements.lease import (
     select_overdue,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
-from replaydb.database.writes import Write, postpone
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import STATUSES
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import AckReport, DrawOutcome, LeaseInfo
 from replaydb.errors import LeaseExpiredError
-from replaydb.results import AckReport, DrawOutcome, LeaseInfo
 
 LEASE_EXPIRED = "lease expired"
 OTHERS_FAILED = "other groups of the batch could not be processed"

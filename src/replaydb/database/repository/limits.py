@@ -6,8 +6,8 @@ from typing import assert_never
 
 from replaydb.database.repository import aging
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.domain.settings import MinSize, Queue, SamplesPerInsert
 from replaydb.errors import InvalidInputError, RateLimitedError
-from replaydb.settings import MinSize, Queue, SamplesPerInsert
 
 
 def check_put(buffer: LockedBuffer, count: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime.prepared import execute, inserted_id
+from replaydb.database.runtime.writes import Write, postpone, send_writes
 from replaydb.database.statements.buffer import insert_cursor, select_cursor, update_cursor
 from replaydb.database.statements.draw import (
     insert_draw,
@@ -22,9 +22,9 @@ from replaydb.database.statements.draw import (
     settle_groups,
 )
 from replaydb.database.statements.statistics import select_prompts
-from replaydb.database.writes import Write, postpone, send_writes
+from replaydb.database.tables.column_types import Damaged
+from replaydb.domain.results import DrawInfo, DrawOutcome, PromptInfo
 from replaydb.errors import CorruptPayloadError
-from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
 _OUTCOMES = frozenset(DrawOutcome)
 

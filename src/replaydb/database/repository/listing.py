@@ -10,10 +10,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, true
 
-from replaydb import checks
-from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute
-from replaydb.database.records import check_scalars
 from replaydb.database.repository import groups
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import (
@@ -21,7 +17,7 @@ from replaydb.database.repository.tags import (
     MAX_LOOKUPS_IN_ORDER,
     look_up_in_snapshot,
 )
-from replaydb.database.schema import group
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.pages import (
     INDEXED,
@@ -36,9 +32,13 @@ from replaydb.database.statements.pages import (
     select_shown,
 )
 from replaydb.database.statements.selections import selection
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.records import check_scalars
+from replaydb.database.tables.schema import group
+from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import CorruptPayloadError
-from replaydb.results import GroupInfo
 
 #: Number of groups, of all buffers, among which a page in the order of ids is looked for first. The
 #: other way costs an index lookup for each task and status.

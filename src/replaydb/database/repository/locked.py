@@ -12,12 +12,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.writes import discard_writes, send_writes
-from replaydb.settings import BufferSettings
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.writes import discard_writes, send_writes
+from replaydb.domain.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.prepared import Bound
-from replaydb.database.repository import (
-    buffers,
-    history,
-    lineage,
-    maintenance,
-    packs,
-    tasks,
-)
+from replaydb.database.repository import buffers, lineage, maintenance, packs, retention, tasks
 from replaydb.database.repository.locked import LockedBuffer, Scope
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.statements.lease import select_leased
 from replaydb.database.statements.task import (
     lock_aging_tasks,
@@ -127,7 +120,7 @@ def _locked(
     buffer = LockedBuffer(connection, scope, row, task_states)
     yield buffer
     lineage.set_cursors(buffer, buffer.cursors)
-    history.trim(buffer, before)
+    retention.trim(buffer, before)
     row = buffer.row  # another object after a savepoint that was rolled back
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)

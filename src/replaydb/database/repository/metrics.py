@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.reads import read_together
 from replaydb.database.repository import buffers
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.reads import read_together
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.statistics import (
     EPOCH,
@@ -20,7 +20,7 @@ from replaydb.database.statements.statistics import (
     sum_by_status,
     sum_last_draws,
 )
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
 
 _Rows = Sequence[Mapping[str, Any]]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.column_types import Damaged
-from replaydb.database.prepared import execute
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
     select_first,
     select_oldest_equals,
 )
+from replaydb.database.tables.column_types import Damaged
 
 
 def first(

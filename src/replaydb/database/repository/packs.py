@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import Bound, execute, execute_many
-from replaydb.database.records import PayloadRecord
+from replaydb.database.runtime.prepared import Bound, execute, execute_many
 from replaydb.database.statements.pack import (
     begin_pack_removal,
     change_packs,
@@ -46,6 +45,7 @@ from replaydb.database.statements.pack import (
     update_payload_store,
 )
 from replaydb.database.statements.payload import release_payloads
+from replaydb.database.tables.records import PayloadRecord
 from replaydb.errors import InvalidInputError
 
 #: A pack without a row that was written longer ago than this may be treated as an orphan.

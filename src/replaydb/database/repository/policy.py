@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replaydb.database.prepared import execute
 from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import insert_policy_change
 from replaydb.database.statements.episode_group import (
     relate_versions,
     select_scalars,
 )
 from replaydb.database.statements.selections import selection
-from replaydb.database.writes import Write, postpone
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 #: Groups updated in the transaction that advances the policy version.

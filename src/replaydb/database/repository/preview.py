@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, or_
 
-from replaydb.database import filters
-from replaydb.database.prepared import execute
+from replaydb.database.filters import compiling
 from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
@@ -24,6 +23,7 @@ from replaydb.database.repository.tags import (
     narrowed,
 )
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
@@ -34,7 +34,7 @@ from replaydb.database.statements.candidates import (
 )
 from replaydb.database.statements.episode_group import select_sums
 from replaydb.database.statements.selections import Selection, selection
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
 #: Groups per page for which keys are generated.
@@ -62,7 +62,7 @@ def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Dra
     parts: list[Drawn] = []
     for position, quota in enumerate(request.quotas):
         taken = [group_id for part in parts for group_id in part.ids]
-        of_fresh = replace(quota, eligible=filters.all_of([quota.eligible, fresh]))
+        of_fresh = replace(quota, eligible=compiling.all_of([quota.eligible, fresh]))
         parts.append(_quota(connection, cached, task_states.values(), of_fresh, taken))
         available, least = len(parts[-1].ids), request.least(position, len(taken))
         if available < least:

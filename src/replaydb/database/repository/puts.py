@@ -9,10 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.column_types import Damaged
-from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
     buffers,
     capacity,
@@ -27,6 +23,9 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.candidates import Partition, order_of, select_first
 from replaydb.database.statements.episode_group import (
     insert_groups,
@@ -43,15 +42,16 @@ from replaydb.database.statements.payload import (
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.database.statements.task import delete_tasks
-from replaydb.database.writes import Write, postpone
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.records import GroupRecord
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.policies import TopPriority
 from replaydb.errors import (
     ConsumedGroupError,
     DatabaseError,
     DuplicateGroupError,
     ReplayDBError,
 )
-from replaydb.policies import TopPriority
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import buffers, groups, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.incremental_groups import facts_of
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
+from replaydb.database.runtime.prepared import execute, execute_many
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.recount import recount_tasks, select_derived

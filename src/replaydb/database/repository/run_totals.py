@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Column, Connection
 
-from replaydb.database.prepared import execute
-from replaydb.database.schema import draw, group
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.run_totals import count_drawn, select_ends, sum_draws, sum_put
-from replaydb.results import DrawOutcome, RunInfo, RunStats, VersionTotals
+from replaydb.database.tables.schema import draw, group
+from replaydb.domain.results import DrawOutcome, RunInfo, RunStats, VersionTotals
 
 #: Number of consecutive ids that are read together, since they are on the same pages.
 BLOCK = 64

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
-from replaydb.database.prepared import execute
-from replaydb.database.schema import GENERATED
-from replaydb.database.statements.rows import select_largest_ids
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.statements.table_ranges import select_largest_ids
+from replaydb.database.tables.schema import GENERATED
 from replaydb.errors import DatabaseError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute
 from replaydb.database.repository.draw_request import DrawRequest, Quota
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.counts import count_leased_by_owner, count_passed, count_status
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
 #: Limit of each count, so that an error does not take longer than a draw.

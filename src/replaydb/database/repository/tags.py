@@ -8,12 +8,11 @@ from dataclasses import replace
 from sqlalchemy import BinaryExpression, BindParameter, ColumnElement, Connection
 from sqlalchemy.sql import operators
 
-from replaydb import checks
-from replaydb.database.prepared import execute
+from replaydb.database.filters.tag_lookups import Lookup, conjuncts, lookups_in
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.schema import group
+from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.pages import select_ids_of_prompt
 from replaydb.database.statements.selections import Selection
 from replaydb.database.statements.tag import (
@@ -24,7 +23,8 @@ from replaydb.database.statements.tag import (
     select_ids_below,
     select_tagged,
 )
-from replaydb.database.tag_lookups import Lookup, conjuncts, lookups_in
+from replaydb.database.tables.schema import group
+from replaydb.domain import checks
 
 #: Groups that are added to an index, or removed, in one transaction.
 CHUNK = 1000

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import Bound, execute
-from replaydb.database.reads import lock_and_read
 from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.reads import lock_and_read
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.candidates import Clock, Partition, shift_keys
 from replaydb.database.statements.task import (
     select_tasks,
     select_total_weight,
     update_tasks,
 )
-from replaydb.database.writes import Write, postpone
-from replaydb.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.settings import BufferSettings
 from replaydb.errors import DatabaseError
-from replaydb.settings import BufferSettings
 
 #: Maximum value of a clock, in mean distances between two keys. Its last bit is then up to 2**-16
 #: of such a distance.

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
-from replaydb.database.staleness import LIVE
+from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.draw import keep_drawn, mark_leased_lost
 from replaydb.database.statements.episode_group import (
     age_groups_by_id,
@@ -32,8 +32,8 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.lease import select_losses, set_lost
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks, selection
-from replaydb.database.writes import Write, postpone
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.staleness import LIVE
+from replaydb.domain.episodes import GroupStatus
 
 #: Scalars of a group, and other columns to change with its status: the same ones for all groups.
 Change = tuple[Any, Mapping[str, Any]]

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaydb.database.prepared import execute, execute_many
-from replaydb.database.records import is_gone
 from replaydb.database.repository import aging, capacity, groups, maintenance, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tags import reindex
 from replaydb.database.repository.transitions import Change
+from replaydb.database.runtime.prepared import execute, execute_many
 from replaydb.database.statements.episode_group import (
     mark_completed,
     select_tags,
     update_each_group,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.records import is_gone
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
     GroupLeasedError,

@@ -19,9 +19,9 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import bytewise, in_turn, server_time
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import (
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.tables.expressions import bytewise, in_turn, server_time
+from replaydb.database.tables.schema import (
     buffer,
     cursor,
     episode_group,

@@ -21,11 +21,11 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among, comes_after
-from replaydb.database.prepared import Bound
-from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
-from replaydb.database.staleness import staleness_if_drawn
-from replaydb.policies import (
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.tables.expressions import among, comes_after
+from replaydb.database.tables.schema import IDLE, IS_IDLE, episode_group, group
+from replaydb.database.tables.staleness import staleness_if_drawn
+from replaydb.domain.policies import (
     Fifo,
     FreshestFirst,
     LeastSampled,

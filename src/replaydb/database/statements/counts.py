@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
-from replaydb.database.expressions import among, bytewise
-from replaydb.database.schema import episode_group, group, lease
-from replaydb.database.staleness import current_staleness
 from replaydb.database.statements.selections import selection
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.expressions import among, bytewise
+from replaydb.database.tables.schema import episode_group, group, lease
+from replaydb.database.tables.staleness import current_staleness
+from replaydb.domain.episodes import GroupStatus
 
 
 def count_groups(condition: ColumnElement[bool]) -> Select[int]:

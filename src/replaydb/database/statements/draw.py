@@ -9,12 +9,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Insert, Select, Update, func, insert, select, update
 
-from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, run
-from replaydb.database.views import IS_SAME, as_drawn
-from replaydb.episodes import GroupStatus
-from replaydb.results import DrawOutcome
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
+from replaydb.database.tables.views import IS_SAME, as_drawn
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import DrawOutcome
 
 _drawn = draw_group.c
 #: Columns of drawn groups that are not copied from the group.

@@ -27,13 +27,13 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among, as_stored, comes_after, total
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode_group, group
-from replaydb.database.staleness import IS_LIVE, LIVE, current_staleness
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.candidates import Order
 from replaydb.database.statements.selections import comparable_runs, selection, too_stale
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.expressions import among, as_stored, comes_after, total
+from replaydb.database.tables.schema import episode_group, group
+from replaydb.database.tables.staleness import IS_LIVE, LIVE, current_staleness
+from replaydb.domain.episodes import GroupStatus
 
 _FACTS = (
     group.id,

@@ -22,12 +22,12 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among
-from replaydb.database.prepared import Bound, prepared
-from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
+from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.database.statements.selections import overdue, past_deadline
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
+from replaydb.domain.episodes import GroupStatus
 
 
 @cache

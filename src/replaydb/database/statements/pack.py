@@ -28,9 +28,9 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import among
-from replaydb.database.schema import is_mostly_dead, pack, payload, payload_place
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import is_mostly_dead, pack, payload, payload_place
 
 #: Whether payloads may refer to a pack: its removal has not begun.
 _STAYS = pack.c.removing == false()

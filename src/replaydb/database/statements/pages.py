@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_, union_all
 
-from replaydb.database.expressions import among, as_stored, comes_after, comes_before
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_IDLE, episode_group, group, run, task
-from replaydb.database.staleness import current_staleness
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.selections import selection
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.expressions import among, as_stored, comes_after, comes_before
+from replaydb.database.tables.schema import IS_IDLE, episode_group, group, run, task
+from replaydb.database.tables.staleness import current_staleness
+from replaydb.domain.episodes import GroupStatus
 
 #: Columns of a group that users can see.
 SHOWN: tuple[ColumnElement[Any], ...] = (

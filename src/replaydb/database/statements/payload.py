@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Delete, Insert, Select, delete, insert, select
 from sqlalchemy.sql.dml import ReturningDelete
 
-from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode, episode_group, group, pack, payload, transcript
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import episode, episode_group, group, pack, payload, transcript
 
 #: Name of the pack of a part, read by the key of the pack.
 NAME_OF_PACK = (

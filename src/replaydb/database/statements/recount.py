@@ -18,9 +18,10 @@ from sqlalchemy import (
     select,
 )
 
-from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import (
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.statements.selections import selection
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import (
     IS_IDLE,
     episode,
     episode_group,
@@ -31,9 +32,8 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.staleness import IS_LIVE
-from replaydb.database.statements.selections import selection
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.staleness import IS_LIVE
+from replaydb.domain.episodes import GroupStatus
 
 
 def recount_tasks(buffer_id: int) -> Select[Any]:

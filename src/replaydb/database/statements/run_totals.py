@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, func, select
 
-from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import among, bytewise, total
-from replaydb.database.schema import buffer, draw, draw_group, episode_group, group
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import among, bytewise, total
+from replaydb.database.tables.schema import buffer, draw, draw_group, episode_group, group
 
 
 def select_ends(ids: Column[int]) -> Select[Any]:

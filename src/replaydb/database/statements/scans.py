@@ -23,9 +23,11 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from replaydb.database.column_types import is_json
-from replaydb.database.expressions import among, bytewise, json_as_stored
-from replaydb.database.schema import (
+from replaydb.database.statements.pages import SHOWN
+from replaydb.database.statements.selections import of_tasks
+from replaydb.database.tables.column_types import is_json
+from replaydb.database.tables.expressions import among, bytewise, json_as_stored
+from replaydb.database.tables.schema import (
     buffer,
     draw,
     draw_group,
@@ -36,9 +38,7 @@ from replaydb.database.schema import (
     run,
     transcript,
 )
-from replaydb.database.statements.pages import SHOWN
-from replaydb.database.statements.selections import of_tasks
-from replaydb.database.views import (
+from replaydb.database.tables.views import (
     as_drawn,
     select_episodes,
     select_groups,

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, select, true
 
-from replaydb.database.expressions import among
-from replaydb.database.schema import IDLE, IS_IDLE, group, lease, run
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IDLE, IS_IDLE, group, lease, run
+from replaydb.domain.episodes import GroupStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from sqlalchemy import (
     select,
 )
 
-from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import bytewise, seconds_between, total
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
-from replaydb.database.staleness import current_staleness
-from replaydb.database.views import IS_SAME, as_drawn, times_sampled, was_trained_on
-from replaydb.episodes import GroupStatus
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import bytewise, seconds_between, total
+from replaydb.database.tables.schema import IS_IDLE, draw, draw_group, episode_group, group, task
+from replaydb.database.tables.staleness import current_staleness
+from replaydb.database.tables.views import IS_SAME, as_drawn, times_sampled, was_trained_on
+from replaydb.domain.episodes import GroupStatus
 
 
 @prepared

@@ -22,10 +22,16 @@ from sqlalchemy import (
     select,
 )
 
-from replaydb.database.expressions import among, bytewise, json_boolean, json_double, json_text
-from replaydb.database.prepared import Bound, prepared
-from replaydb.database.schema import group, group_tag
-from replaydb.database.tag_lookups import PREFIX, Lookup
+from replaydb.database.filters.tag_lookups import PREFIX, Lookup
+from replaydb.database.runtime.prepared import Bound, prepared
+from replaydb.database.tables.expressions import (
+    among,
+    bytewise,
+    json_boolean,
+    json_double,
+    json_text,
+)
+from replaydb.database.tables.schema import group, group_tag
 
 _tag = group_tag.c
 

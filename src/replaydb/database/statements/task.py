@@ -29,7 +29,9 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import (
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
+from replaydb.database.tables.expressions import (
     among,
     in_turn,
     joined,
@@ -37,10 +39,8 @@ from replaydb.database.expressions import (
     next_lease_id,
     server_time,
 )
-from replaydb.database.prepared import prepared
-from replaydb.database.schema import buffer, group, lease, task
-from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
-from replaydb.episodes import GroupStatus
+from replaydb.database.tables.schema import buffer, group, lease, task
+from replaydb.domain.episodes import GroupStatus
 
 #: Columns of a buffer whose values may be large.
 _LARGE = {"settings", "pending_tags"}

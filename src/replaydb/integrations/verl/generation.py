@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 
 from replaydb import InvalidInputError
 from replaydb.integrations.verl.journal import TRAIN, Journal
-from replaydb.integrations.verl.rows import rows
+from replaydb.integrations.verl.trajectories import rows
 
 #: Fields that a dispatch adds to a prompt; they differ between dispatches.
 _OF_DISPATCH = {"uid", "global_steps", "dummy_tensor"}

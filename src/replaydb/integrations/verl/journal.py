@@ -22,7 +22,7 @@ from replaydb import (
     col,
 )
 from replaydb.integrations.decoding import decoded_sample, reason_of
-from replaydb.integrations.verl.rows import TASK, Fields, rows, tag_of, to_fields, to_group
+from replaydb.integrations.verl.trajectories import TASK, Fields, rows, tag_of, to_fields, to_group
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from verl import DataProto
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from replaydb import EpisodeGroup, InvalidInputError
-from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
+from replaydb.integrations.verl.trajectories import Fields, rows, to_fields, to_group
 
 #: Fields of a padded batch, and the side on which each is padded.
 _SIDES = {

@@ -14,6 +14,7 @@ from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
 
 import replaydb as rdb
 from replaydb import blocking
+from replaydb.domain.policies import SimplePolicy
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -23,7 +24,6 @@ from replaydb.errors import (
 from replaydb.integrations.decoding import decoded, decoded_sample
 from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
 from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_state
-from replaydb.policies import SimplePolicy
 
 logger = logging.getLogger(__name__)
 

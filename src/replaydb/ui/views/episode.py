@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb.buffer import Buffer
-from replaydb.decoding import Decode
-from replaydb.episodes import Turn
-from replaydb.episodes.flat import flatten, restarts
+from replaydb.domain.decoding import Decode
+from replaydb.domain.episodes import Turn
+from replaydb.domain.episodes.flat import flatten, restarts
+from replaydb.domain.results import EpisodeInfo, GroupInfo
 from replaydb.errors import InvalidInputError
-from replaydb.results import EpisodeInfo, GroupInfo
 from replaydb.ui import downloads, queries
 from replaydb.ui.differences import Comparison, compared, count_words, words
 from replaydb.ui.pages import buffer_of, choice_of, number_of, optional_number, page

@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from replaydb.batch import StoredGroup
 from replaydb.buffer import Buffer
-from replaydb.decoding import Decode
-from replaydb.episodes import Episode
+from replaydb.domain.decoding import Decode
+from replaydb.domain.episodes import Episode
+from replaydb.domain.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseReadOnlyError,
@@ -26,7 +27,6 @@ from replaydb.errors import (
     PayloadsUnavailableError,
     UnknownGroupError,
 )
-from replaydb.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.training import advantages
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page

@@ -15,18 +15,18 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replaydb.buffer import Buffer
-from replaydb.database import filters
-from replaydb.database.group_columns import col
-from replaydb.decoding import Decode
-from replaydb.episodes import GroupStatus
+from replaydb.buffer.store import Store
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import col
+from replaydb.domain.decoding import Decode
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import GroupInfo
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
     PayloadGoneError,
     UnknownGroupError,
 )
-from replaydb.results import GroupInfo
-from replaydb.store import Store
 from replaydb.ui import downloads, queries, readable
 from replaydb.ui.addresses import BOUNDS, INDEXED, GroupQuery
 from replaydb.ui.pages import buffer_of, page, store_of
@@ -160,7 +160,7 @@ async def condition(store: Store, query: GroupQuery) -> ColumnElement[bool] | No
     if not query.run:
         return where
     ids = [run.id for run in await store.runs() if run.name in query.run]
-    return filters.all_of([where, col.run_id.in_(ids) if ids else false()])
+    return compiling.all_of([where, col.run_id.in_(ids) if ids else false()])
 
 
 async def _count(
@@ -228,7 +228,7 @@ class _Listing:
         return await readable.find(
             self.buffer,
             self.unreadable,
-            where=filters.all_of([self._where, also]),
+            where=compiling.all_of([self._where, also]),
             tasks=self._query.task or None,
             statuses=self._query.status or None,
             order_by=column if self._query.ascending != backwards else column.desc(),

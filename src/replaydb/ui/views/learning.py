@@ -11,10 +11,10 @@ from random import Random
 from statistics import fmean, pvariance
 
 from replaydb.buffer import Buffer
-from replaydb.database.group_columns import col
+from replaydb.database.filters.group_columns import col
 from replaydb.database.statements.statistics import STALENESS_BINS
-from replaydb.episodes import GroupStatus
-from replaydb.results import GroupInfo
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import GroupInfo
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.readable import find
 

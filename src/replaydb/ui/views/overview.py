@@ -15,10 +15,18 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from replaydb.buffer import Buffer
-from replaydb.database.group_columns import col
+from replaydb.database.filters.group_columns import col
+from replaydb.domain.results import BufferStats, LeaseInfo, RunInfo, TaskCounters
 from replaydb.errors import InvalidInputError
-from replaydb.monitoring import BufferSnapshot, Rates, empty, end, followed, overdue, waits
-from replaydb.results import BufferStats, LeaseInfo, RunInfo, TaskCounters
+from replaydb.operations.monitoring import (
+    BufferSnapshot,
+    Rates,
+    empty,
+    end,
+    followed,
+    overdue,
+    waits,
+)
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find

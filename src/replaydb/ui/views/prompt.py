@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from replaydb import checks
 from replaydb.buffer import Buffer
-from replaydb.database.group_columns import col
-from replaydb.decoding import Decode
+from replaydb.database.filters.group_columns import col
+from replaydb.domain import checks
+from replaydb.domain.decoding import Decode
+from replaydb.domain.results import GroupInfo, PromptInfo
 from replaydb.errors import InvalidInputError
-from replaydb.results import GroupInfo, PromptInfo
 from replaydb.ui import downloads, queries
 from replaydb.ui.addresses import plain
 from replaydb.ui.charts import Chart, axis, label

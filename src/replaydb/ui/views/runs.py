@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb import analysis
-from replaydb.database.views import TRAINED
-from replaydb.results import RunInfo, RunStats, VersionTotals
-from replaydb.store import Store
+from replaydb.buffer.store import Store
+from replaydb.database.tables.views import TRAINED
+from replaydb.domain.results import RunInfo, RunStats, VersionTotals
 from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import as_json, optional_number, page, store_of, text_of

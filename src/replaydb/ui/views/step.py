@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from replaydb import analysis
 from replaydb.buffer import Buffer
-from replaydb.database.views import TRAINED
+from replaydb.database.tables.views import TRAINED
+from replaydb.domain.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.errors import UnknownDrawError
-from replaydb.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page

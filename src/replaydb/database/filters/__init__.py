@@ -1,0 +1,1 @@
+"""`rdb.col`, and the filters of `where=`."""

@@ -1,0 +1,180 @@
+"""Comparison of rows between two databases, and application of the differences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Table
+
+from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.statements.table_ranges import (
+    OF,
+    clear_references,
+    columns,
+    count_rows,
+    delete_rows,
+    families,
+    insert_rows,
+    json_positions,
+    key_length,
+    keys,
+    select_any,
+    select_children,
+    select_ids,
+    select_roots,
+    update_rows,
+)
+from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.schema import payload
+from replaydb.errors import DatabaseError
+
+#: Values of the columns of `statements.rows.columns`, the key first.
+Values = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Difference:
+    """Changes that make rows of a table equal to the wanted rows.
+
+    Attributes:
+        table: The table.
+        missing: Rows to insert.
+        changed: Rows to update, as (current, wanted).
+        surplus: Keys of rows to delete.
+    """
+
+    table: Table
+    missing: list[Values] = field(default_factory=list)
+    changed: list[tuple[Values, Values]] = field(default_factory=list)
+    surplus: list[Values] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that differ."""
+        return len(self.missing) + len(self.changed) + len(self.surplus)
+
+
+def roots(connection: Connection, of: Table, after: int, most: int) -> list[Values]:
+    """Return up to `most` rows of a table with generated ids, in order, after an id."""
+    found = connection.execute(select_roots(of), {"after": after, "most": most})
+    return [tuple(row) for row in found]
+
+
+def children(connection: Connection, of: Table, after: int, last: int) -> list[Values]:
+    """Return the rows that belong to rows with ids above `after`, up to `last`."""
+    found = connection.execute(select_children(of), {"after": after, "last": last})
+    return [tuple(row) for row in found]
+
+
+def end_of_page(connection: Connection, of: Table, after: int, most: int) -> int | None:
+    """Return the largest id among the next `most` rows after an id; None if there is no row.
+
+    In a child table it is the id of the parent row.
+    """
+    found = connection.execute(select_ids(of), {"after": after, "most": most})
+    return max((row[0] for row in found), default=None)
+
+
+def compare(of: Table, wanted: Sequence[Values], found: Sequence[Values]) -> Difference:
+    """Return how rows of a table differ from the wanted rows.
+
+    Raises:
+        DatabaseError: A wanted row has a value that cannot be read.
+    """
+    difference, width = Difference(of), key_length(of)
+    existing = {row[:width]: row for row in found}
+    for row in wanted:
+        other = existing.pop(row[:width], None)
+        if other == row:
+            continue
+        _check(of, row)
+        if other is None:
+            difference.missing.append(row)
+        elif not _are_equivalent(of, other, row):
+            difference.changed.append((other, row))
+    difference.surplus.extend(existing)
+    return difference
+
+
+def _are_equivalent(of: Table, found: Values, wanted: Values) -> bool:
+    """Compare rows. JSON read from PostgreSQL is serialized again, so texts may differ."""
+    texts = json_positions(of)
+    return all(
+        a == b or (i in texts and None not in (a, b) and _is_same_json(a, b))
+        for i, (a, b) in enumerate(zip(found, wanted, strict=True))
+    )
+
+
+def _is_same_json(*texts: str) -> bool:
+    """Compare JSON texts by value. Python considers 1, 1.0 and True equal, JSON does not."""
+    try:
+        a, b = map(json.loads, texts)
+    except ValueError:
+        return False
+    return json.dumps(a) == json.dumps(b)
+
+
+def _check(of: Table, row: Values) -> None:
+    for name, value in zip(columns(of), row, strict=True):
+        if isinstance(value, Damaged):
+            shown = ", ".join(map(repr, row[: key_length(of)]))
+            raise DatabaseError(f"{of.name} {shown}: {name.name} can not be read: {value}")
+
+
+def apply(connection: Connection, differences: Sequence[Difference]) -> None:
+    """Apply differences to a family of tables, its root first. Payload rows are only deleted.
+
+    The counters of packs are not updated: see `packs.recount`.
+    """
+    for one in differences:
+        surplus = one.surplus
+        if one.table is payload:
+            surplus = [*surplus, *(row[: key_length(payload)] for row, _ in one.changed)]
+        _delete(connection, one.table, surplus)
+    for one in differences:
+        if one.table is not payload:
+            names = [each.name for each in columns(one.table)]
+            missing = [dict(zip(names, row, strict=True)) for row in one.missing]
+            execute_many(connection, insert_rows(one.table), missing)
+            _update(connection, one.table, one.changed)
+
+
+def _delete(connection: Connection, of: Table, surplus: Sequence[Values]) -> None:
+    if not surplus:
+        return
+    if any(of is family.root for family in families()):
+        for statement in clear_references(of, [key for (key,) in surplus]):
+            execute(connection, statement)
+    names = [OF + key.name for key in keys(of)]
+    connection.execute(delete_rows(of), [dict(zip(names, key, strict=True)) for key in surplus])
+
+
+def _update(connection: Connection, of: Table, changed: Sequence[tuple[Values, Values]]) -> None:
+    """Update only columns in which some rows differ: most of these columns are in no index."""
+    shown = columns(of)
+    differing = [
+        i
+        for i in range(key_length(of), len(shown))
+        if any(old[i] != new[i] for old, new in changed)
+    ]
+    rows = [
+        {OF + key.name: new[i] for i, key in enumerate(keys(of))}
+        | {shown[i].name: new[i] for i in differing}
+        for _, new in changed
+    ]
+    execute_many(connection, update_rows(of), rows)
+
+
+def count(connection: Connection, of: Table) -> int:
+    """Return the number of rows of a table."""
+    [(number,)] = execute(connection, count_rows(of))
+    return int(number)
+
+
+def first_in_use(connection: Connection) -> str | None:
+    """Return the name of the first table that has rows; None if the store is empty."""
+    tables = [one for family in families() for one in (family.root, *family.children)]
+    return next((one.name for one in tables if execute(connection, select_any(one))), None)

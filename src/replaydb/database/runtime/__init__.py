@@ -1,0 +1,1 @@
+"""Transactions, prepared statements, and what an engine provides for them."""

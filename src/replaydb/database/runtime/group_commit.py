@@ -1,0 +1,304 @@
+"""Group commit: calls that arrive while a transaction runs share the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
+from replaydb.util.cancellation import run_to_completion
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: Limits of one transaction, so that no caller waits long for the commit of others.
+MOST_BYTES = 32 << 20
+MOST_ITEMS = 512
+#: Attempts to commit a batch in one transaction. A withdrawal rolls an attempt back. After the last
+#: one, each remaining submission gets its own transaction.
+SHARED_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Submission(Generic[Item]):
+    """A request to commit one item.
+
+    Attributes:
+        item: Passed to `Commit`.
+        keys: No two submissions with a key in common share a transaction.
+        num_bytes: Size of the item.
+    """
+
+    item: Item
+    keys: Collection[Hashable]
+    num_bytes: int
+
+
+class WithdrawnError(Exception):
+    """A caller withdrew its submission: the transaction must be rolled back."""
+
+
+class _Waiting(Generic[Item, Result]):
+    """A submission, and the answer that its caller waits for."""
+
+    def __init__(self, submission: Submission[Item], since: float, end: float) -> None:
+        self.submission = submission
+        self.since = since
+        self.end = end
+        self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+
+class Gate:
+    """Decides whether callers may still withdraw from the running transaction.
+
+    The transaction, which may run in another thread, closes the gate just before COMMIT is sent:
+    callers must then wait for the outcome.
+    """
+
+    def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
+        self._batch = batch
+        self._is_open = True
+        self._lock = threading.Lock()
+
+    @property
+    def answer_by(self) -> float:
+        """The earliest deadline of the callers."""
+        return min(caller.end for caller in self._batch)
+
+    def open(self) -> None:
+        """Let callers withdraw again. Call it when an attempt has ended without a commit."""
+        with self._lock:
+            self._is_open = True
+
+    def close(self) -> None:
+        """Let no more callers withdraw, or raise `WithdrawnError` if some have."""
+        with self._lock:
+            if any(caller.answer.cancelled() for caller in self._batch):
+                raise WithdrawnError
+            self._is_open = False
+
+    def withdraw(self, caller: _Waiting[Any, Any]) -> bool:
+        """Withdraw a submission if the gate is open. Returns True if it will not be stored."""
+        with self._lock:
+            return self._is_open and caller.answer.cancel()
+
+    def abandon(self, caller: _Waiting[Any, Any]) -> None:
+        """Stop waiting for an unknown outcome. A later attempt does not store the submission."""
+        with self._lock:
+            caller.answer.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running(Generic[Item, Result]):
+    """A running transaction."""
+
+    gate: Gate
+    batch: Sequence[_Waiting[Item, Result]]
+    task: asyncio.Future[Any]
+
+    def cancel_if_unused(self) -> None:
+        """Cancel a transaction that no caller waits for, so that it does not delay the next one."""
+        if all(caller.answer.cancelled() for caller in self.batch):
+            self.task.cancel()
+
+
+#: Runs items in one transaction until a deadline, and closes the gate before each COMMIT. Returns
+#: the result or the error of each item.
+Commit = Callable[[Sequence[Item], Gate, float], Awaitable[Sequence[Result | Exception]]]
+
+
+class GroupCommit(Generic[Item, Result]):
+    """Commits submissions in order. All that wait share a transaction, up to its limits.
+
+    If a shared transaction fails, each of its submissions is tried again in a separate
+    transaction.
+    A submission whose caller is cancelled or times out before the commit is not stored. If the
+    database cannot be reached, an attempt fails all submissions that were waiting when it began.
+
+    Args:
+        commit: Runs items in one transaction.
+        allowance: Returns the time limit of a transaction, in seconds, from its size in bytes. It
+            counts from the oldest submission, or from the last commit if that is later.
+        settling_seconds: Returns how far a call may exceed its deadline to learn the outcome of a
+            commit, in seconds.
+    """
+
+    def __init__(
+        self,
+        commit: Commit[Item, Result],
+        allowance: Callable[[int], float],
+        settling_seconds: Callable[[], float],
+    ) -> None:
+        self._commit = commit
+        self._allowance = allowance
+        self._settling_seconds = settling_seconds
+        self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._running: _Running[Item, Result] | None = None
+        self._last_commit = float("-inf")
+
+    async def submit(self, submission: Submission[Item], end: float | None = None) -> Result:
+        """Wait until the submission is durable.
+
+        Args:
+            submission: What to commit.
+            end: Deadline of the caller, a time of the event loop; None: the time limit of the
+                transaction alone applies.
+
+        Raises:
+            DatabaseUnavailableError: The deadline has passed, and nothing was stored.
+            OutcomeUnknownError: The deadline has passed, and the submission may have been stored.
+            Exception: The error of its commit; nothing was stored.
+        """
+        now = asyncio.get_running_loop().time()
+        end = math.inf if end is None else end
+        one: _Waiting[Item, Result] = _Waiting(submission, now, end)
+        self._queue.append(one)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        try:
+            for seconds in (end - now, self._settling_seconds()):
+                await _answered(one, seconds)
+                if not one.answer.done() and self._withdraw(one):
+                    raise DatabaseUnavailableError("no answer in time; nothing was stored")
+            if not one.answer.done():
+                self._abandon(one)
+                raise OutcomeUnknownError(
+                    "no answer in time; the write may have been committed or not. Repeating the "
+                    "call is safe if it names the rows it writes, such as by group_uid"
+                )
+        except asyncio.CancelledError:
+            if not self._withdraw(one):  # a running commit must not take effect after the return
+                await run_to_completion(_answered(one, self._settling_seconds()))
+                one.answer.add_done_callback(_retrieve_error)
+                if not one.answer.done():
+                    self._abandon(one)
+            raise
+        return one.answer.result()
+
+    async def drain(self) -> None:
+        """Wait until every submission has its answer."""
+        if self._worker is not None:
+            await asyncio.wait([self._worker])
+
+    async def give_up(self) -> None:
+        """Fail every submission with `StoreClosedError`."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        while self._queue:
+            _answer(self._queue.popleft(), StoreClosedError())
+
+    def _withdraw(self, caller: _Waiting[Item, Result]) -> bool:
+        """Withdraw a submission if possible. Returns True if it will not be stored."""
+        running = self._running
+        if running is None or caller not in running.batch:
+            return caller.answer.cancel()
+        if not running.gate.withdraw(caller):
+            return False
+        running.cancel_if_unused()
+        return True
+
+    def _abandon(self, caller: _Waiting[Item, Result]) -> None:
+        """Stop waiting for the outcome of a commit."""
+        if (running := self._running) is not None:
+            running.gate.abandon(caller)
+            running.cancel_if_unused()
+
+    async def _work(self) -> None:
+        while self._queue:
+            batch = self._next_batch()
+            for _ in range(SHARED_ATTEMPTS):
+                if not await self._try(batch):
+                    break
+            for caller in batch:  # each one without an answer gets its own transaction
+                await self._try([caller])
+
+    async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
+        """Commit the unanswered submissions of a batch. Returns whether callers withdrew."""
+        batch = [caller for caller in batch if not caller.answer.done()]
+        began = asyncio.get_running_loop().time()
+        try:
+            if batch:
+                await self._attempt(batch)
+        except WithdrawnError:
+            return True
+        except OutcomeUnknownError as error:
+            _fail(batch, error)
+        except DatabaseUnavailableError as error:
+            _fail([*batch, *(caller for caller in self._queue if caller.since <= began)], error)
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+        return False
+
+    async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+        """Commit a batch in one transaction, and set its answers."""
+        gate = Gate(batch)
+        num_bytes = sum(caller.submission.num_bytes for caller in batch)
+        since = max(min(caller.since for caller in batch), self._last_commit)
+        end = since + self._allowance(num_bytes)
+        items = [caller.submission.item for caller in batch]
+        running = asyncio.ensure_future(self._commit(items, gate, end))
+        self._running = _Running(gate, batch, running)
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            running.cancel()
+            await run_to_completion(asyncio.wait([running]))
+            _fail(batch, StoreClosedError())
+            raise
+        finally:
+            self._running = None
+        if running.cancelled():
+            raise WithdrawnError
+        outcomes = running.result()
+        self._last_commit = asyncio.get_running_loop().time()
+        for caller, outcome in zip(batch, outcomes, strict=True):
+            _answer(caller, outcome)
+
+    def _next_batch(self) -> list[_Waiting[Item, Result]]:
+        batch: list[_Waiting[Item, Result]] = []
+        keys: set[Hashable] = set()
+        num_bytes = 0
+        while self._queue and len(batch) < MOST_ITEMS:
+            head = self._queue[0]
+            if head.answer.done():
+                self._queue.popleft()
+                continue
+            num_bytes += head.submission.num_bytes
+            if batch and (num_bytes > MOST_BYTES or not keys.isdisjoint(head.submission.keys)):
+                break
+            keys.update(head.submission.keys)
+            batch.append(self._queue.popleft())
+        return batch
+
+
+async def _answered(caller: _Waiting[Any, Any], seconds: float) -> None:
+    """Wait for the answer to a submission, for at most this many seconds."""
+    await asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
+
+
+def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:
+    if caller.answer.done():
+        return
+    if isinstance(outcome, Exception):
+        caller.answer.set_exception(outcome)
+    else:
+        caller.answer.set_result(outcome)
+
+
+def _fail(several: Iterable[_Waiting[Any, Any]], error: Exception) -> None:
+    for caller in several:
+        _answer(caller, error)
+
+
+def _retrieve_error(answer: asyncio.Future[Any]) -> None:
+    """Retrieve an error that no caller waits for, which asyncio would log otherwise."""
+    if not answer.cancelled():
+        answer.exception()

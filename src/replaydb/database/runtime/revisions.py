@@ -1,0 +1,162 @@
+"""The revision of the tables in a database, and whether this version can use them.
+
+Every opening of a store reads it, so this module does not import alembic.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import String, column, inspect, select, table
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.runtime.protocol import Backend
+from replaydb.database.tables.schema import REVISIONS, metadata
+from replaydb.errors import ReplayDBError, SchemaError, SchemaOutOfDateError, SchemaTooNewError
+
+#: A name of our own: another user of alembic in the same database has its own table.
+VERSION_TABLE = "replaydb_alembic_version"
+
+#: Prefix of the revision in the target of a copy, with a token of the copy after the revision. The
+#: database cannot be opened until the copy is complete.
+COPYING = "copying "
+
+revision_column = column("version_num", String())
+version_table = table(VERSION_TABLE, revision_column)
+version_query = select(revision_column).select_from(version_table)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The revision found in a database, and its tables other than alembic's."""
+
+    revision: str | None
+    tables: frozenset[str]
+
+
+NOTHING = Found(None, frozenset())
+
+
+async def find(backend: Backend) -> Found:
+    """Read the revision of a database, with one small query if it has one."""
+    if not backend.read_only and backend.is_new_file():
+        return NOTHING  # connecting would write the header
+    async with reading(backend) as connection:
+        try:
+            revision = await connection.scalar(version_query)
+        except DBAPIError as error:  # probably there is no such table: inspect the schema
+            if error.connection_invalidated:
+                raise  # `inspect_schema` would connect again, and fail with an untyped error
+            revision = None
+        if revision is not None:
+            return Found(revision, frozenset())
+        await connection.rollback()
+        return await inspect_schema(connection)
+
+
+async def inspect_schema(connection: AsyncConnection) -> Found:
+    """Read the revision and the tables of a database, which may be empty."""
+    names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+    revision = await connection.scalar(version_query) if VERSION_TABLE in names else None
+    return Found(revision, frozenset(names) - {VERSION_TABLE})
+
+
+def problem_of(backend: Backend, found: Found) -> SchemaError | None:
+    """Return why this version cannot use the tables; `SchemaOutOfDateError` if an upgrade helps."""
+    newest = REVISIONS[-1]
+    if found.revision == newest:
+        return None
+    if found.revision is None:
+        ours = sorted(found.tables & metadata.tables.keys())
+        if ours:
+            return SchemaError(
+                "the database already has tables with replaydb's names that no migration has "
+                f"created (there is no {VERSION_TABLE}): {', '.join(ours)}; use another database",
+                None,
+                newest,
+            )
+        what = "there are no tables yet"
+    elif is_copy(found.revision):
+        return unfinished_copy(found.revision)
+    elif found.revision in REVISIONS:
+        what = f"the tables are of revision {found.revision}, but {newest} is needed"
+    else:
+        return SchemaTooNewError(
+            f"the tables are of revision {found.revision} of a newer replaydb: "
+            f"this version knows none after {newest}; upgrade the package",
+            found.revision,
+            newest,
+        )
+    # The command can be pasted into a shell, unless the URL has a password, which is not shown.
+    if ":***" in backend.shown:
+        how = f"with the URL of {backend.shown} in REPLAYDB_URL, run: replaydb db upgrade"
+    else:
+        how = f"run: replaydb db upgrade --url {shlex.quote(backend.shown)}"
+    return SchemaOutOfDateError(f"{what}; {how}", found.revision, newest)
+
+
+def is_copy(revision: str | None) -> bool:
+    """Whether a revision is the mark of an unfinished copy."""
+    return revision is not None and revision.startswith(COPYING)
+
+
+def unfinished_copy(revision: str | None) -> SchemaError:
+    """Return the error of opening an unfinished copy."""
+    what = (
+        "the database is a copy that was not finished: run `replaydb copy` again, or delete the "
+        "database"
+    )
+    return SchemaError(what, revision, REVISIONS[-1])
+
+
+@asynccontextmanager
+async def schema_transaction(
+    backend: Backend, *, create: bool = False
+) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction that may change tables, in one process at a time.
+
+    Args:
+        backend: The database.
+        create: Create a file that does not exist.
+
+    Raises:
+        DatabaseError: The database does not exist or refused, or rows would refer to rows that do
+            not exist.
+    """
+    await backend.check_target(exists=not create)
+    engine = backend.migration_engine()
+    try:
+        async with _translating(backend), engine.begin() as connection:
+            await backend.lock_schema(connection)
+            yield connection
+            await backend.check_integrity(connection)
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def reading(backend: Backend) -> AsyncIterator[AsyncConnection]:
+    """Open a read-only connection."""
+    engine = backend.reader_engine()
+    try:
+        async with _translating(backend), engine.connect() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def _translating(backend: Backend) -> AsyncIterator[None]:
+    try:
+        yield
+    except ReplayDBError:
+        raise
+    except Exception as error:
+        typed = backend.translate(error)
+        if typed is None:
+            raise
+        raise typed from error

@@ -1,0 +1,1 @@
+"""Tables, their column types and views, and SQL on single columns."""

@@ -1,0 +1,408 @@
+"""Conversion of groups to rows, and of rows to groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb import codec
+from replaydb.batch.stored import StoredGroup
+from replaydb.database.tables.column_types import Damaged
+from replaydb.domain import checks
+from replaydb.domain.episodes import EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
+from replaydb.domain.episodes.rewards import reward_stats
+from replaydb.errors import CorruptPayloadError
+from replaydb.packs import PackDamage
+
+#: Payloads larger than this in total are decoded in a thread, because checksums and copies of
+#: megabytes would block the event loop.
+DECODE_INLINE_BYTES = 256 << 10
+
+#: A row: values by column name.
+Facts = Mapping[Any, Any]
+
+#: Statuses that `put` and `update` may set. `open_group` and `lease` set the others.
+PUTTABLE = frozenset(
+    {
+        GroupStatus.COMPLETED,
+        GroupStatus.ABORTED,
+        GroupStatus.EXPIRED,
+        GroupStatus.FAILED,
+        GroupStatus.FILTERED,
+        GroupStatus.ARCHIVED,
+    }
+)
+
+#: Values that a column of statuses may have.
+STATUSES = frozenset(GroupStatus)
+
+#: Number of the part of a payload that holds no episode. Other parts are numbered by the position
+#: of their first episode.
+CONTEXT_PART = -1
+
+#: A sampling priority to put: a number, or the highest one of the stored groups of the task.
+Priority = float | Literal["max"]
+
+
+@dataclass(eq=False, slots=True)
+class Pack:
+    """An object outside the database that was written to hold payloads.
+
+    Attributes:
+        name: Name of the object.
+        num_bytes: Size of the object.
+        written_at: When the write began, by `time.monotonic`.
+        id: Id of its row, which the current transaction may have inserted.
+        is_committed: Whether its row is committed.
+        is_gone: Whether it may have been removed, so that its payloads must be written again.
+    """
+
+    name: str
+    num_bytes: int
+    written_at: float
+    id: int | None = None
+    is_committed: bool = False
+    is_gone: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class PayloadRecord:
+    """One part of a payload, ready to be stored.
+
+    Attributes:
+        part: Number of the part: the position of its first episode, or `CONTEXT_PART`.
+        data: The encoded bytes.
+        checksum: Checksum of `data`.
+        pack: Pack that holds the bytes, if they are outside the database.
+        offset: Position of the first byte in the pack.
+    """
+
+    part: int
+    data: bytes | memoryview
+    checksum: int
+    pack: Pack | None = None
+    offset: int = 0
+
+    @classmethod
+    def of(cls, part: int, data: bytes | memoryview) -> Self:
+        """Create a part from encoded episodes."""
+        return cls(part, data, codec.checksum_of(data))
+
+    def row(self, group_id: int, part: int) -> dict[str, Any]:
+        """Return the columns of `payload`."""
+        row: dict[str, Any] = {
+            "group_id": group_id,
+            "part": part,
+            "codec_version": codec.VERSION,
+            "checksum": self.checksum,
+        }
+        if self.pack is None:
+            return row | {"data": self.data}
+        return row | {
+            "data": None,
+            "pack_id": self.pack.id,
+            "pack_offset": self.offset,
+            "pack_length": len(self.data),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group that is ready to be stored, without what depends on the state of the buffer.
+
+    Attributes:
+        facts: Columns of `episode_group` that follow from the group itself.
+        episodes: Rows of `episode`, without `group_id`.
+        transcripts: Rows of `transcript`, without `group_id`.
+        payloads: Parts of its payload.
+        time_limit: Time from the moment it is stored to its deadline, if it has one.
+    """
+
+    facts: dict[str, Any]
+    episodes: list[dict[str, Any]]
+    transcripts: list[dict[str, Any]]
+    payloads: list[PayloadRecord]
+    time_limit: timedelta | None = None
+
+    @property
+    def uid(self) -> str:
+        """The idempotency key of the group."""
+        uid: str = self.facts["group_uid"]
+        return uid
+
+    @property
+    def task_name(self) -> str:
+        """The task of the group."""
+        name: str = self.facts["task_name"]
+        return name
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its payload in bytes, and of its texts in characters."""
+        payload: int = self.facts["num_bytes"]
+        return payload + sum(len(one["text"]) for one in self.transcripts)
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether its status is completed."""
+        return bool(self.facts["group_status"] == GroupStatus.COMPLETED.value)
+
+
+def check_puttable(group: EpisodeGroup) -> None:
+    """Check that a put may set the status of a group.
+
+    Raises:
+        InvalidInputError: It may not; the error names the statuses that it may set.
+    """
+    checks.one_of("status", group.status, sorted(PUTTABLE))
+
+
+def to_record(
+    group: EpisodeGroup,
+    compression: Literal["zstd"] | None,
+    priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
+) -> GroupRecord:
+    """Encode a group. `priority`, or its result if it is a function, replaces the group's own."""
+    if priority is None:
+        priority = group.priority
+    elif callable(priority):
+        priority = priority(group)
+    is_highest = isinstance(priority, str) and priority == "max"
+    # Episodes that were added one by one are stored as one part.
+    single = len(group.parts) == 1
+    whole = group.parts[0] if single else flatten(group.episodes, group.context)
+    data = codec.encode(whole, compression=compression) if group.parts else b""
+    texts = group.texts
+    facts = {
+        "group_uid": group.group_uid,
+        "prompt_uid": group.prompt_uid,
+        "task_name": group.task_name,
+        "group_status": group.status.value,
+        "priority": None if is_highest else checks.priority("priority", priority),
+        "min_policy_version": group.min_policy_version,
+        "max_policy_version": group.max_policy_version,
+        "num_episodes": whole.num_episodes,
+        "expected_episodes": group.expected_episodes,
+        "num_tokens": whole.num_tokens,
+        "num_bytes": len(data),
+        **reward_facts(group.rewards),
+        "times_sampled": 0,
+        "attempts": 0,
+        "min_episodes": None,
+        "deadline": None,
+        "has_transcript": any(text is not None for text in texts),
+        "tags": group.tags,
+    }
+    return GroupRecord(
+        facts,
+        [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
+        [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
+        [PayloadRecord.of(0 if whole.num_episodes else CONTEXT_PART, data)] if data else [],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode that is ready to be added to a pending group.
+
+    Attributes:
+        facts: Columns of `episode`, without `group_id` and `position`.
+        payload: The part of the payload that holds it.
+        text: Transcript of the episode, if it has one.
+    """
+
+    facts: dict[str, Any]
+    payload: PayloadRecord
+    text: str | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, including the prompt."""
+        tokens: int = self.facts["num_tokens"]
+        return tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its payload in bytes."""
+        return len(self.payload.data)
+
+
+def to_episode_record(
+    flat: FlatEpisodes, text: str | None, compression: Literal["zstd"] | None
+) -> EpisodeRecord:
+    """Encode a single flattened episode."""
+    data = codec.encode(flat, compression=compression)
+    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), text)
+
+
+def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
+    """Return the reward columns of a group."""
+    return {f"reward_{name}": value for name, value in reward_stats(rewards)._asdict().items()}
+
+
+def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
+    """Return the columns of `episode` that follow from the episodes themselves."""
+    bounds = pairwise(flat.offsets.tolist())
+    turns = [1] * flat.num_episodes if flat.turns is None else flat.turns.counts.clip(1).tolist()
+    columns = zip(
+        flat.rewards.tolist(),
+        flat.advantages.tolist(),
+        flat.lengths.tolist(),
+        bounds,
+        turns,
+        flat.min_policy_versions.tolist(),
+        flat.max_policy_versions.tolist(),
+        flat.finish_reasons,
+        flat.metadata,
+        strict=True,
+    )
+    return [
+        {
+            "reward": None if reward != reward else reward,
+            "advantage": None if advantage != advantage else advantage,
+            "num_tokens": num_tokens,
+            "num_loss_tokens": int(np.count_nonzero(flat.loss_mask[begin:end])),
+            "num_turns": num_turns,
+            "min_policy_version": None if oldest == NO_VERSION else oldest,
+            "max_policy_version": None if newest == NO_VERSION else newest,
+            "finish_reason": finish_reason,
+            "metadata": metadata,
+        }
+        for (
+            reward, advantage, num_tokens, (begin, end), num_turns, oldest, newest,
+            finish_reason, metadata,
+        ) in columns
+    ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Decoded:
+    """Groups that were read, in the order of their rows.
+
+    Attributes:
+        groups: Intact groups, by id.
+        corrupt: Why damaged groups cannot be read, by id.
+        gone: Ids of groups without a payload, of which only the scalars are stored.
+    """
+
+    groups: dict[int, StoredGroup] = field(default_factory=dict)
+    corrupt: dict[int, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+
+
+class Stored(NamedTuple):
+    """Rows of groups, of their payloads and of their transcripts."""
+
+    groups: Sequence[Facts]
+    payloads: Sequence[Facts] = ()
+    transcripts: Sequence[Facts] = ()
+
+    @classmethod
+    def of(cls, found: Iterable[Iterable[Any]]) -> Self:
+        """Return what up to three statements selected: groups, payloads, transcripts."""
+        return cls(*([row._asdict() for row in rows] for rows in found))
+
+
+async def decoded(stored: Stored) -> Decoded:
+    """Decode groups from their rows, in a thread if they are large."""
+    if sum(row["num_bytes"] for row in stored.groups) > DECODE_INLINE_BYTES:
+        return await asyncio.to_thread(from_rows, *stored)
+    return from_rows(*stored)
+
+
+def from_rows(
+    groups: Iterable[Facts], payloads: Iterable[Facts], transcripts: Iterable[Facts]
+) -> Decoded:
+    """Decode groups from their rows and from the rows of their payloads and transcripts."""
+    parts: dict[int, list[Facts]] = {}
+    for part in payloads:
+        parts.setdefault(part["group_id"], []).append(part)
+    texts: dict[int, dict[int, str]] = {}
+    for line in transcripts:
+        texts.setdefault(line["group_id"], {})[line["position"]] = line["text"]
+
+    decoded = Decoded()
+    for facts in groups:
+        group_id, mine = facts["id"], parts.get(facts["id"], [])
+        if not mine and is_gone(facts):
+            decoded.gone.add(group_id)
+            continue
+        try:
+            check_scalars(facts)
+            decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id))
+        except CorruptPayloadError as error:
+            decoded.corrupt[group_id] = error.reason
+    return decoded
+
+
+def is_gone(facts: Facts) -> bool:
+    """Whether a group without a payload had one that was dropped.
+
+    An open group without episodes may never have had one. If it is archived, it cannot be
+    distinguished from a group whose prompt was dropped, and True is returned.
+    """
+    return bool(facts["num_episodes"]) or facts["group_status"] == GroupStatus.ARCHIVED
+
+
+def check_scalars(facts: Facts) -> None:
+    """Check that the row of a group has values that can be read.
+
+    Raises:
+        CorruptPayloadError: A value is damaged; the error names its column.
+    """
+    for name, value in facts.items():
+        if isinstance(value, Damaged):
+            raise CorruptPayloadError(f"{name} can not be read: {value}")
+    if not isinstance(facts["tags"], dict):
+        raise CorruptPayloadError(f"tags are not a JSON object: {Damaged(facts['tags'])}")
+    status("group_status", facts["group_status"])
+    checks.optional(status, "leased_from", facts["leased_from"])
+
+
+def status(column: str, value: Any) -> GroupStatus:
+    """Return the status in a column, which may be damaged in a SQLite file.
+
+    Raises:
+        CorruptPayloadError: The value is not a status.
+    """
+    if value not in STATUSES:
+        raise CorruptPayloadError(f"{column} can not be read: {Damaged(value)}")
+    return GroupStatus(value)
+
+
+def _check_kinds(part: Facts) -> None:
+    """Check the types of values in a row of `payload`. SQLite stores values of any type.
+
+    Parts from packs have no checksum here, because it was compared when the pack was read.
+    """
+    if isinstance(part["data"], PackDamage):
+        raise CorruptPayloadError(part["data"].reason)
+    kinds = {"part": int, "data": bytes | memoryview, "checksum": int}
+    if part["pack_id"] is not None:
+        del kinds["checksum"]
+    for name, kind in kinds.items():
+        if not isinstance(part[name], kind):
+            raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")
+
+
+def _from_parts(
+    facts: Facts, parts: Iterable[Facts], texts: Mapping[int, str] | None
+) -> StoredGroup:
+    parts = list(parts)
+    for part in parts:
+        _check_kinds(part)
+    ordered = sorted(parts, key=lambda part: int(part["part"]))
+    flat = {part["part"]: codec.decode(part["data"], part["checksum"]) for part in ordered}
+    found = sum(part.num_episodes for part in flat.values())
+    if found != facts["num_episodes"]:
+        reason = f"{found} episodes stored, {facts['num_episodes']} expected"
+        raise CorruptPayloadError(reason)
+    return StoredGroup(facts, flat, texts)

@@ -1,0 +1,50 @@
+"""The current staleness of groups. The column `staleness` may lag behind it: see `aging`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, literal_column, select
+
+from replaydb.database.tables.schema import buffer, episode_group, group
+from replaydb.domain.episodes import GroupStatus
+
+#: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
+LIVE = tuple(
+    status.value
+    for status in (
+        GroupStatus.PENDING,
+        GroupStatus.COMPLETED,
+        GroupStatus.LEASED,
+        GroupStatus.ABORTED,
+    )
+)
+IS_LIVE = group.group_status.in_([literal_column(repr(status)) for status in LIVE])
+
+
+def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
+    """Return the staleness of a group in a buffer at this policy version."""
+    return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
+
+
+def staleness_if_drawn(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
+    """Return the staleness that a group of any status has now if it is drawn.
+
+    Args:
+        buffer_id: As for `current_staleness`.
+    """
+    return _version_of(buffer_id) - group.comparable_version
+
+
+def current_staleness(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
+    """Return the staleness of a group now, even if its column lags behind.
+
+    Args:
+        buffer_id: Id of the buffer, if all groups are of one: its policy version is then read once.
+    """
+    return staleness_at(_version_of(buffer_id))
+
+
+def _version_of(buffer_id: Any) -> ColumnElement[int]:
+    version = select(buffer.c.policy_version).where(buffer.c.id == buffer_id)
+    return version.correlate(episode_group).scalar_subquery()

@@ -1,0 +1,1 @@
+"""The domain: episodes, policies, settings, results and errors; knows no database."""

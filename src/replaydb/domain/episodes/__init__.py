@@ -1,0 +1,7 @@
+"""Turns, episodes and groups: the data model, without a database."""
+
+from replaydb.domain.episodes.episode import CORE_FIELDS, Episode
+from replaydb.domain.episodes.group import EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.turns import Turn
+
+__all__ = ["CORE_FIELDS", "Episode", "EpisodeGroup", "GroupStatus", "Turn"]

@@ -1,0 +1,415 @@
+"""Columnar form of episodes, as they are stored and as batches use them.
+
+Token-level fields are concatenated over all episodes, so packing is concatenation and padding is
+one masked scatter. Text is not included; it has its own table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.episode import Episode
+from replaydb.domain.episodes.turns import Turn, same_fields
+
+#: None in stored version columns. Versions are 32-bit, so none has this value.
+NO_VERSION = int(np.iinfo(np.int64).min)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatTurns:
+    """The N turns of all episodes of one part, in order.
+
+    Their tokens, masks, logprobs, per-token versions and token extras are those of `FlatEpisodes`,
+    split at `lengths`.
+
+    Attributes:
+        counts: Number of turns of each episode, int64 [E]; 0 if it was not built from turns.
+        lengths: Number of tokens of each turn, int64 [N].
+        prompt_lengths: Number of these that are context, int64 [N].
+        rewards: float64 [N]; NaN if there is none.
+        versions: int64 [N]; `NO_VERSION` if unknown or per token.
+        has_logprobs: bool [N].
+        has_token_versions: bool [N].
+        finish_reasons: N strings or None.
+        metadata: N JSON objects.
+        token_rewards: float32 [T], T of `FlatEpisodes`, only meaningful on responses of turns with
+            `has_token_rewards`. None if no turn has any.
+        has_token_rewards: bool [N].
+        token_extras: Names of the token extras of its episode that each turn has, N tuples.
+    """
+
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    prompt_lengths: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    versions: NDArray[np.int64]
+    has_logprobs: NDArray[np.bool_]
+    has_token_versions: NDArray[np.bool_]
+    finish_reasons: tuple[str | None, ...]
+    metadata: tuple[dict[str, Any], ...]
+    token_rewards: NDArray[np.float32] | None
+    has_token_rewards: NDArray[np.bool_]
+    token_extras: tuple[tuple[str, ...], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, FlatTurns) else NotImplemented
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatEpisodes:
+    """E episodes with T tokens in total.
+
+    Attributes:
+        lengths: Number of tokens of each episode, int64 [E].
+        prompt_lengths: Number of tokens before the (first) response, int64 [E].
+        rewards: float64 [E]; NaN if there is none.
+        advantages: float64 [E]; NaN if there is none.
+        versions: int64 [E]; `NO_VERSION` if unknown or per token.
+        has_logprobs: bool [E].
+        has_token_versions: bool [E].
+        token_ids: int32 [T].
+        loss_mask: bool [T].
+        logprobs: float32 [T], NaN in episodes without. None if no episode has any.
+        token_versions: int32 [T], only meaningful in episodes (and turns) with
+            `has_token_versions`. None if there are none.
+        token_extras: [T, ...] by name: extras that all episodes have with the same dtype and shape.
+        extras: [E, ...] by name: extras that all episodes have with the same dtype and shape.
+        each_token_extras: All other token extras, by episode index, then name.
+        each_extras: All other extras, by episode index, then name.
+        finish_reasons: E strings or None.
+        metadata: E JSON objects.
+        turns: None if no episode was built from turns.
+        context: Prompt and extras of their group, in its first part.
+    """
+
+    lengths: NDArray[np.int64]
+    prompt_lengths: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    advantages: NDArray[np.float64]
+    versions: NDArray[np.int64]
+    has_logprobs: NDArray[np.bool_]
+    has_token_versions: NDArray[np.bool_]
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None
+    token_versions: NDArray[np.int32] | None
+    token_extras: dict[str, Array]
+    extras: dict[str, Array]
+    each_token_extras: dict[int, dict[str, Array]]
+    each_extras: dict[int, dict[str, Array]]
+    finish_reasons: tuple[str | None, ...]
+    metadata: tuple[dict[str, Any], ...]
+    turns: FlatTurns | None
+    context: GroupContext = field(default_factory=GroupContext)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes, E."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens T, prompts included."""
+        return len(self.token_ids)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Start of each episode in the token-level fields, and T: int64 [E + 1]."""
+        offsets = np.zeros(self.num_episodes + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
+    @property
+    def min_policy_versions(self) -> NDArray[np.int64]:
+        """Lowest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
+        return self._extreme_versions(np.minimum)
+
+    @property
+    def max_policy_versions(self) -> NDArray[np.int64]:
+        """Highest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
+        return self._extreme_versions(np.maximum)
+
+    def _extreme_versions(self, extreme: np.ufunc) -> NDArray[np.int64]:
+        if self.token_versions is None:
+            return self.versions
+        filled = self.lengths > 0  # every episode with versions per token has tokens
+        extremes = np.empty_like(self.versions)
+        extremes[filled] = extreme.reduceat(self.token_versions, self.offsets[:-1][filled])
+        return np.where(self.has_token_versions, extremes, self.versions)
+
+    def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
+        """Return the episodes. Their arrays are views of these.
+
+        Args:
+            texts: Transcripts, one per episode.
+        """
+        ends = self.offsets.tolist()
+        token_extras = [
+            {name: column[begin:end] for name, column in self.token_extras.items()}
+            | self.each_token_extras.get(i, {})
+            for i, (begin, end) in enumerate(pairwise(ends))
+        ]
+        turns = _unflatten_turns(self, self.turns, token_extras) if self.turns else None
+        return [
+            Episode._trusted(
+                token_ids=self.token_ids[begin:end],
+                loss_mask=self.loss_mask[begin:end],
+                logprobs=_cut(self.logprobs, begin, end, self.has_logprobs[i]),
+                prompt_length=int(self.prompt_lengths[i]),
+                reward=_known(self.rewards[i]),
+                advantage=_known(self.advantages[i]),
+                policy_version=_version(self.token_versions, begin, end, self, i),
+                finish_reason=self.finish_reasons[i],
+                token_extras=token_extras[i],
+                extras={
+                    # the ellipsis returns a 0-d array instead of a scalar
+                    **{name: column[i, ...] for name, column in self.extras.items()},
+                    **self.each_extras.get(i, {}),
+                },
+                metadata=self.metadata[i],
+                text=texts[i] if texts is not None else None,
+                turns=turns[i] if turns is not None else (),
+            )
+            for i, (begin, end) in enumerate(pairwise(ends))
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, FlatEpisodes) else NotImplemented
+
+
+def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
+    """Yield the episode and turn index of each prompt that does not repeat all tokens before it.
+
+    Merging begins a new row at such a turn. Both indexes start at 0.
+    """
+    if flat.turns is None:
+        return
+    counts = flat.turns.counts.tolist()
+    lengths, prompt_lengths = flat.turns.lengths.tolist(), flat.turns.prompt_lengths.tolist()
+    starts = np.concatenate([[0], np.cumsum(flat.lengths)]).tolist()
+    first = 0
+    for episode, count in enumerate(counts):
+        begin = starts[episode]
+        for turn in range(1, count):
+            # The turn before began with all tokens before it, so comparing with it is enough.
+            before = lengths[first + turn - 1]
+            middle = begin + before
+            known = flat.token_ids[begin:middle]
+            prompt = flat.token_ids[middle : middle + prompt_lengths[first + turn]]
+            if not np.array_equal(prompt[:before], known):
+                yield episode, turn
+            begin = middle
+        first += count
+
+
+def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) -> FlatEpisodes:
+    """Return the columns of episodes and the context of their group. Tokens are copied once."""
+    token_extras, each_token_extras = _columns(
+        [episode.token_extras for episode in episodes],
+        lambda array: (dtype_name(array), *array.shape[1:]),
+        np.concatenate,
+    )
+    extras, each_extras = _columns(
+        [episode.extras for episode in episodes],
+        lambda array: (dtype_name(array), *array.shape),
+        np.stack,
+    )
+    lengths = [len(episode.token_ids) for episode in episodes]
+    logprobs = [episode.logprobs for episode in episodes]
+    versions = [episode.policy_version for episode in episodes]
+    return FlatEpisodes(
+        lengths=np.array(lengths, np.int64),
+        prompt_lengths=np.array([episode.prompt_length for episode in episodes], np.int64),
+        # numpy converts None to NaN in a float array
+        rewards=np.array([episode.reward for episode in episodes], np.float64),
+        advantages=np.array([episode.advantage for episode in episodes], np.float64),
+        versions=_scalar_versions(versions),
+        has_logprobs=np.array([array is not None for array in logprobs], np.bool_),
+        has_token_versions=_per_token(versions),
+        token_ids=_concatenate([episode.token_ids for episode in episodes], np.int32),
+        loss_mask=_concatenate([episode.loss_mask for episode in episodes], np.bool_),
+        logprobs=_filled(logprobs, lengths, np.float32, np.nan),
+        token_versions=_filled(
+            [_token_versions(episode) for episode in episodes], lengths, np.int32, 0
+        ),
+        token_extras=token_extras,
+        extras=extras,
+        each_token_extras=each_token_extras,
+        each_extras=each_extras,
+        finish_reasons=tuple([episode.finish_reason for episode in episodes]),
+        metadata=tuple([episode.metadata for episode in episodes]),
+        turns=_flatten_turns(episodes) if any(episode.turns for episode in episodes) else None,
+        context=GroupContext() if context is None else context,
+    )
+
+
+def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
+    turns = [turn for episode in episodes for turn in episode.turns]
+    versions = [turn.policy_version for turn in turns]
+    return FlatTurns(
+        counts=np.array([len(episode.turns) for episode in episodes], np.int64),
+        lengths=np.array([turn.num_tokens for turn in turns], np.int64),
+        prompt_lengths=np.array([len(turn.prompt_ids) for turn in turns], np.int64),
+        rewards=np.array([turn.reward for turn in turns], np.float64),
+        versions=_scalar_versions(versions),
+        has_logprobs=np.array([turn.logprobs is not None for turn in turns], np.bool_),
+        has_token_versions=_per_token(versions),
+        finish_reasons=tuple(turn.finish_reason for turn in turns),
+        metadata=tuple(turn.metadata for turn in turns),
+        token_rewards=_filled(
+            [_token_rewards(episode) for episode in episodes],
+            [episode.num_tokens for episode in episodes],
+            np.float32,
+            0,
+        ),
+        has_token_rewards=np.array([turn.token_rewards is not None for turn in turns], np.bool_),
+        token_extras=tuple(tuple(turn.token_extras) for turn in turns),
+    )
+
+
+def _unflatten_turns(
+    flat: FlatEpisodes, columns: FlatTurns, token_extras: Sequence[dict[str, Array]]
+) -> list[tuple[Turn, ...]]:
+    """Return the turns of each episode, split from its tokens and token extras."""
+    starts = flat.offsets.tolist()
+    found, turn = [], 0
+    for start, count, extras in zip(starts, columns.counts.tolist(), token_extras, strict=False):
+        mine = []
+        begin = start
+        for i in range(turn, turn + count):
+            middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
+            mine.append(
+                Turn._trusted(
+                    prompt_ids=flat.token_ids[begin:middle],
+                    response_ids=flat.token_ids[middle:end],
+                    loss_mask=flat.loss_mask[middle:end],
+                    logprobs=_cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
+                    reward=_known(columns.rewards[i]),
+                    token_rewards=_cut(
+                        columns.token_rewards, middle, end, columns.has_token_rewards[i]
+                    ),
+                    policy_version=_version(flat.token_versions, middle, end, columns, i),
+                    finish_reason=columns.finish_reasons[i],
+                    token_extras={
+                        name: extras[name][begin - start : end - start]
+                        for name in columns.token_extras[i]
+                    },
+                    metadata=columns.metadata[i],
+                )
+            )
+            begin = end
+        found.append(tuple(mine))
+        turn += count
+    return found
+
+
+def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
+    """Return per-token versions of the episode, or of those of its turns that have them."""
+    if isinstance(episode.policy_version, np.ndarray):
+        return episode.policy_version
+    versions = [turn.policy_version for turn in episode.turns]
+    given = [version if isinstance(version, np.ndarray) else None for version in versions]
+    return _on_responses(episode, given, np.int32)
+
+
+def _token_rewards(episode: Episode) -> NDArray[np.float32] | None:
+    """Return per-token rewards of those of its turns that have them."""
+    return _on_responses(episode, [turn.token_rewards for turn in episode.turns], np.float32)
+
+
+def _on_responses(
+    episode: Episode, arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike
+) -> NDArray[Any] | None:
+    """Place arrays of turns at their response tokens, 0 elsewhere. Return None if all are None."""
+    if all(array is None for array in arrays):
+        return None
+    row = np.zeros(episode.num_tokens, dtype)
+    end = 0
+    for turn, array in zip(episode.turns, arrays, strict=True):
+        end += turn.num_tokens
+        if array is not None:
+            row[end - len(turn.response_ids) : end] = array
+    return row
+
+
+def _columns(
+    rows: list[dict[str, Array]],
+    kind: Callable[[Array], tuple[object, ...]],
+    join: Callable[[list[NDArray[Any]]], NDArray[Any]],
+) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    """Join extras that all rows have with the same dtype and shape; return the others by row."""
+    if not any(rows):
+        return {}, {}
+    joined: dict[str, Array] = {}
+    for name, first in rows[0].items():
+        column = [row[name] for row in rows if name in row]
+        if len(column) == len(rows) and all(kind(array) == kind(first) for array in column):
+            joined_array = join([bits(array) for array in column])
+            joined_array.setflags(write=False)
+            joined[name] = from_bits(joined_array, dtype_name(first))
+    each: dict[int, dict[str, Array]] = {}
+    for i, row in enumerate(rows):
+        others = {name: array for name, array in row.items() if name not in joined}
+        if others:
+            each[i] = others
+    return joined, each
+
+
+def _filled(
+    arrays: Sequence[NDArray[Any] | None], lengths: list[int], dtype: DTypeLike, absent: float
+) -> NDArray[Any] | None:
+    """Concatenate arrays, with `absent` for those that are None. Return None if all are None."""
+    if all(array is None for array in arrays):
+        return None
+    return _concatenate(
+        [
+            np.full(length, absent, dtype) if array is None else array
+            for array, length in zip(arrays, lengths, strict=True)
+        ],
+        dtype,
+    )
+
+
+def _concatenate(arrays: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    joined_array = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    joined_array.setflags(write=False)
+    return joined_array
+
+
+def _scalar_versions(versions: Sequence[Versions]) -> NDArray[np.int64]:
+    return np.array([v if isinstance(v, int) else NO_VERSION for v in versions], np.int64)
+
+
+def _per_token(versions: Sequence[Versions]) -> NDArray[np.bool_]:
+    return np.array([isinstance(version, np.ndarray) for version in versions], np.bool_)
+
+
+def _cut(
+    column: NDArray[Any] | None, begin: int, end: int, present: np.bool_
+) -> NDArray[Any] | None:
+    return column[begin:end] if present and column is not None else None
+
+
+def _known(value: np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _version(
+    column: NDArray[np.int32] | None,
+    begin: int,
+    end: int,
+    owner: FlatEpisodes | FlatTurns,
+    position: int,
+) -> Versions:
+    if owner.has_token_versions[position]:
+        return _cut(column, begin, end, owner.has_token_versions[position])
+    version = int(owner.versions[position])
+    return None if version == NO_VERSION else version

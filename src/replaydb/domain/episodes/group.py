@@ -1,0 +1,387 @@
+"""EpisodeGroup: all episodes of one prompt."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.domain import checks
+from replaydb.domain.episodes.arrays import Array, ArrayLike, same
+from replaydb.domain.episodes.columnar import flat_from_arrays, texts_of
+from replaydb.domain.episodes.context import GroupContext, Prompt
+from replaydb.domain.episodes.episode import Episode
+from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
+from replaydb.domain.episodes.rewards import RewardStats, reward_stats
+from replaydb.errors import InvalidInputError
+
+
+class GroupStatus(StrEnum):
+    """Status of a group.
+
+    Attributes:
+        PENDING: Incremental group that is not complete.
+        COMPLETED: Can be sampled.
+        LEASED: Leased to one consumer until it is acked or released, or the lease expires.
+        ABORTED: Generation was interrupted and can be resumed.
+        EXPIRED: Too stale to train on. The prompt can be generated again.
+        FAILED: Generation or scoring failed.
+        FILTERED: Rejected on purpose, for example because all rewards are equal.
+        ARCHIVED: Not drawn any more, kept for analysis.
+    """
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    LEASED = "leased"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    FILTERED = "filtered"
+    ARCHIVED = "archived"
+
+
+class EpisodeGroup:
+    """The episodes of one prompt. They are stored, sampled, leased and evicted together.
+
+    Episodes are concatenated when the group is created. `episodes` returns views.
+
+    Attributes:
+        task_name: Name of its task or environment, at most 255 characters.
+        prompt_uid: Id of the prompt in its dataset, or None.
+        group_uid: Unique id in a buffer and idempotency key of a put. Default: generated.
+        priority: Weight of prioritized sampling, finite and >= 0.
+        status: A `GroupStatus` or its value.
+        tags: JSON object, to filter by.
+        expected_episodes: Number of episodes that complete it, or None.
+        prompt: The prompt as text or chat messages (JSON objects), kept so that it can be generated
+            again.
+        prompt_ids: Token ids of the prompt, int32 [P]. Default: the prompt tokens that all episodes
+            have in common; None if they differ or there are no episodes.
+        extras: Arrays of any shape by name that belong to the whole group, such as images, as
+            pixels or as bytes of their files (uint8).
+        parts: The episodes as flat columns, in one or more parts, as they are stored.
+
+    Raises:
+        InvalidInputError: An argument has the wrong type or value, or a completed group has no
+            episodes.
+    """
+
+    def __init__(
+        self,
+        task_name: str,
+        episodes: Iterable[Episode],
+        *,
+        prompt_uid: str | None = None,
+        group_uid: str | None = None,
+        priority: float = 1.0,
+        status: GroupStatus | str = GroupStatus.COMPLETED,
+        tags: Mapping[str, Any] | None = None,
+        expected_episodes: int | None = None,
+        prompt: str | Iterable[Mapping[str, Any]] | None = None,
+        prompt_ids: ArrayLike | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        several = checks.instances("episodes", episodes, Episode)
+        context = GroupContext.of(prompt, prompt_ids, extras)
+        self._check_and_assign(
+            (flatten(several, context),) if several or context else (),
+            {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
+            task_name=task_name,
+            prompt_uid=prompt_uid,
+            group_uid=group_uid,
+            priority=priority,
+            status=status,
+            tags=tags,
+            expected_episodes=expected_episodes,
+        )
+        if not several and self.status is GroupStatus.COMPLETED:
+            raise InvalidInputError("episodes", "at least one in a completed group", "none")
+
+    @staticmethod
+    def from_arrays(
+        task_name: str,
+        *,
+        token_ids: ArrayLike,
+        lengths: ArrayLike | None = None,
+        attention_mask: ArrayLike | None = None,
+        prompt_lengths: ArrayLike | None = None,
+        loss_mask: ArrayLike | None = None,
+        logprobs: ArrayLike | None = None,
+        rewards: ArrayLike | None = None,
+        advantages: ArrayLike | None = None,
+        policy_versions: ArrayLike | None = None,
+        token_versions: ArrayLike | None = None,
+        finish_reasons: Iterable[str | None] | None = None,
+        token_extras: Mapping[str, ArrayLike] | None = None,
+        episode_extras: Mapping[str, ArrayLike] | None = None,
+        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        texts: Iterable[str | None] | None = None,
+        prompt_uid: str | None = None,
+        group_uid: str | None = None,
+        priority: float = 1.0,
+        status: GroupStatus | str = GroupStatus.COMPLETED,
+        tags: Mapping[str, Any] | None = None,
+        expected_episodes: int | None = None,
+        prompt: str | Iterable[Mapping[str, Any]] | None = None,
+        prompt_ids: ArrayLike | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
+    ) -> EpisodeGroup:
+        """Create a group of E episodes from flat or padded arrays, without `Episode` objects.
+
+        The group equals one that is created from episodes with the same values. Arrays are lists,
+        numpy arrays or torch tensors (of any device; they are detached), and are copied.
+
+        Arrays with a value per token have the shape of `token_ids`: flat [T], all episodes after
+        one another, or padded [E, L]. They can have the values of response tokens only: flat [R],
+        or padded [E, R] if the last R columns of `token_ids` are the responses. Prompts then get
+        zeros, and the lowest version of their response.
+
+        Args:
+            task_name: Name of its task or environment, at most 255 characters.
+            token_ids: Integers [T] or [E, L].
+            lengths: Number of tokens of each episode, prompt included, [E]. Required if arrays are
+                flat. Padded arrays then have their padding on the right.
+            attention_mask: Which positions of padded arrays have a token, bools or integers 0 and
+                1, [E, L]. Pass this or `lengths`. Padding can be anywhere.
+            prompt_lengths: Number of tokens before the (first) response, [E]. Default: the number
+                of leading False in `loss_mask`.
+            loss_mask: Which tokens to train on, bools or integers 0 and 1. Default: all response
+                tokens.
+            logprobs: Behaviour logprobs, floats. NaN is allowed.
+            rewards: Numbers [E] in the range of float32, or bools; NaN if there is none.
+            advantages: Numbers [E] in the range of float32; NaN if there is none.
+            policy_versions: Policy version that generated the episodes: an integer, or integers
+                [E].
+            token_versions: Policy version of each token, integers, instead of `policy_versions`.
+            finish_reasons: Why generation ended, E strings or None.
+            token_extras: Arrays with values per token by name, [T, ...] or [E, L, ...].
+            episode_extras: Arrays [E, ...] by name.
+            metadata: E JSON objects or None.
+            texts: Transcripts, E strings or None.
+            prompt_uid: As for `EpisodeGroup`, like all arguments below.
+            group_uid: Idempotency key of a put. Default: generated.
+            priority: Weight of prioritized sampling.
+            status: A `GroupStatus` or its value.
+            tags: JSON object, to filter by.
+            expected_episodes: Number of episodes that complete it, or None.
+            prompt: The prompt as text or chat messages.
+            prompt_ids: Token ids of the prompt.
+            extras: Arrays that belong to the whole group.
+
+        Raises:
+            InvalidInputError: An argument has the wrong shape, dtype or value.
+        """
+        flat = flat_from_arrays(
+            GroupContext.of(prompt, prompt_ids, extras),
+            token_ids=token_ids,
+            lengths=lengths,
+            attention_mask=attention_mask,
+            prompt_lengths=prompt_lengths,
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            rewards=rewards,
+            advantages=advantages,
+            policy_versions=policy_versions,
+            token_versions=token_versions,
+            finish_reasons=finish_reasons,
+            token_extras=token_extras,
+            episode_extras=episode_extras,
+            metadata=metadata,
+        )
+        group = EpisodeGroup.__new__(EpisodeGroup)
+        group._check_and_assign(
+            (flat,),
+            texts_of(texts, flat.num_episodes),
+            task_name=task_name,
+            prompt_uid=prompt_uid,
+            group_uid=group_uid,
+            priority=priority,
+            status=status,
+            tags=tags,
+            expected_episodes=expected_episodes,
+        )
+        return group
+
+    def _check_and_assign(
+        self,
+        parts: tuple[FlatEpisodes, ...],
+        texts: Mapping[int, str],
+        *,
+        task_name: str,
+        prompt_uid: str | None,
+        group_uid: str | None,
+        priority: float,
+        status: GroupStatus | str,
+        tags: Mapping[str, Any] | None,
+        expected_episodes: int | None,
+    ) -> None:
+        least = max(1, sum(part.num_episodes for part in parts))
+        uid = uuid.uuid4().hex if group_uid is None else group_uid
+        self._assign(
+            parts,
+            texts,
+            task_name=checks.name("task_name", task_name),
+            prompt_uid=checks.optional(checks.name, "prompt_uid", prompt_uid),
+            group_uid=checks.name("group_uid", uid),
+            priority=checks.priority("priority", priority),
+            status=checks.one_of("status", status, GroupStatus),
+            tags=checks.json_object("tags", tags),
+            expected_episodes=checks.optional(
+                checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
+            ),
+        )
+
+    def _assign(
+        self,
+        parts: tuple[FlatEpisodes, ...],
+        texts: Mapping[int, str],
+        *,
+        task_name: str,
+        prompt_uid: str | None,
+        group_uid: str,
+        priority: float,
+        status: GroupStatus,
+        tags: dict[str, Any],
+        expected_episodes: int | None,
+    ) -> None:
+        """Set checked fields. Texts are by the index of their episode."""
+        self.task_name = task_name
+        self.prompt_uid = prompt_uid
+        self.group_uid = group_uid
+        self.priority = priority
+        self.status = status
+        self.tags = tags
+        self.expected_episodes = expected_episodes
+        self.parts = parts
+        self._texts = texts
+        self._episodes: tuple[Episode, ...] | None = None
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The episodes, in the order in which they were given or added. Their arrays are views."""
+        if self._episodes is None:
+            texts = iter(self.texts)
+            self._episodes = tuple(
+                episode
+                for part in self.parts
+                for episode in part.episodes(list(islice(texts, part.num_episodes)))
+            )
+        return self._episodes
+
+    @property
+    def texts(self) -> list[str | None]:
+        """Transcripts of the episodes, in order; None for episodes without one."""
+        return [self._texts.get(i) for i in range(self.num_episodes)]
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt as text or chat messages, or None."""
+        return self.context.prompt
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32] | None:
+        """Token ids of the prompt, int32 [P], as given or common to all episodes; or None."""
+        if self.context.prompt_ids is not None:
+            return self.context.prompt_ids
+        prompts = [episode.prompt_ids for episode in self.episodes]
+        alike = bool(prompts) and all(np.array_equal(prompts[0], prompt) for prompt in prompts)
+        return prompts[0] if alike else None
+
+    @property
+    def extras(self) -> dict[str, Array]:
+        """Arrays of any shape by name."""
+        return self.context.extras
+
+    @property
+    def context(self) -> GroupContext:
+        """The given prompt, prompt ids and extras."""
+        return self.parts[0].context if self.parts else GroupContext()
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes stored so far."""
+        return sum(part.num_episodes for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all episodes, prompts included."""
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Number of tokens with a loss mask of True."""
+        return sum(int(np.count_nonzero(part.loss_mask)) for part in self.parts)
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """Rewards, float64 [episodes]; NaN if an episode has none."""
+        return np.concatenate([part.rewards for part in self.parts] or [np.empty(0)])
+
+    @property
+    def advantages(self) -> NDArray[np.float64]:
+        """Advantages, float64 [episodes]; NaN if an episode has none."""
+        return np.concatenate([part.advantages for part in self.parts] or [np.empty(0)])
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean over the episodes that have a reward; None if none has."""
+        return self._reward_stats.mean
+
+    @property
+    def reward_std(self) -> float | None:
+        """Population standard deviation of the rewards; exactly 0.0 if all are equal."""
+        return self._reward_stats.std
+
+    @property
+    def reward_min(self) -> float | None:
+        """Lowest reward; None if no episode has one."""
+        return self._reward_stats.min
+
+    @property
+    def reward_max(self) -> float | None:
+        """Highest reward; None if no episode has one."""
+        return self._reward_stats.max
+
+    @cached_property
+    def _reward_stats(self) -> RewardStats:
+        return reward_stats(self.rewards)
+
+    @property
+    def min_policy_version(self) -> int | None:
+        """Lowest policy version in the group; None if that of any episode is unknown."""
+        versions: list[list[int]] = [part.min_policy_versions.tolist() for part in self.parts]
+        oldest = min(chain.from_iterable(versions), default=NO_VERSION)
+        return None if oldest == NO_VERSION else oldest  # NO_VERSION is lower than every version
+
+    @property
+    def max_policy_version(self) -> int | None:
+        """Highest policy version in the group; None if that of any episode is unknown."""
+        if self.min_policy_version is None:
+            return None
+        versions: list[list[int]] = [part.max_policy_versions.tolist() for part in self.parts]
+        return max(chain.from_iterable(versions))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EpisodeGroup):
+            return NotImplemented
+        return (
+            (self.task_name, self.prompt_uid, self.group_uid)
+            == (other.task_name, other.prompt_uid, other.group_uid)
+            and (self.priority, self.status, self.expected_episodes)
+            == (other.priority, other.status, other.expected_episodes)
+            and same(self.tags, other.tags)
+            and self.context == other.context
+            and self.episodes == other.episodes
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.task_name!r}, {self.num_episodes} episodes, "
+            f"group_uid={self.group_uid!r}, status={self.status.value!r})"
+        )

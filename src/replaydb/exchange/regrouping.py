@@ -1,0 +1,245 @@
+"""Conversion of rows of episodes to groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from replaydb.domain import checks
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+from replaydb.errors import InvalidInputError
+from replaydb.exchange.formats import Row, numbers
+from replaydb.util import escapes
+
+#: Statuses that a put does not accept, and those that groups are put with instead.
+_PUT_AS = {
+    GroupStatus.PENDING: GroupStatus.ABORTED,
+    GroupStatus.LEASED: GroupStatus.COMPLETED,
+}
+#: Columns with the same value in all rows of a group.
+_OF_GROUP = (
+    "task_name", "prompt_uid", "priority", "group_status", "leased_from", "status_reason", "tags",
+    "num_episodes", "expected_episodes", "prompt", "run_name", "run_lineage",
+)  # fmt: skip
+#: Expected order of rows, for errors.
+SORTED = "adjacent rows for each group: sort them by buffer_name, group_id and position"
+_NUMPY = frozenset(NUMPY_CODES.values())
+_TORCH = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A group read from a file.
+
+    Attributes:
+        group: The group, with a status that a put accepts.
+        buffer: Buffer that it was exported from; None if the file does not have it.
+        run: Run that had put it, and the lineage of that run; each may be None.
+        group_id: Id that it had; None if the file does not have it.
+        reason: Status reason, if the group is archived.
+        counted: Whether its rows have `num_episodes`.
+    """
+
+    group: EpisodeGroup
+    buffer: str | None
+    run: tuple[str | None, str | None]
+    group_id: int | None
+    reason: str | None
+    counted: bool
+
+
+def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
+    """Yield the groups of a file, whose rows must be adjacent.
+
+    Raises:
+        InvalidInputError: A value is missing or invalid; the error names the file and the group.
+    """
+    for (*_, uid), several in groupby(
+        rows, key=lambda row: (row.get("buffer_name"), row.get("group_id"), row.get("group_uid"))
+    ):
+        try:
+            if not isinstance(uid, str):
+                raise InvalidInputError("group_uid", "a string in every row", uid)
+            incoming = _group(_complete(list(several)))
+        except InvalidInputError as error:
+            field = f"{name}, group {uid!r}, {error.field}"
+            raise InvalidInputError(field, error.expected, error.actual) from error
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            reason = f"missing {error}" if isinstance(error, KeyError) else error
+            raise InvalidInputError(f"{name}, group {uid!r}", "rows of episodes", reason) from error
+        yield incoming
+
+
+def _complete(rows: list[Row]) -> list[Row]:
+    """Return the rows of a group sorted by position, after checking that they are complete.
+
+    Raises:
+        InvalidInputError: Rows are missing, repeated or contradict each other.
+    """
+    if any(row.get("position") is not None for row in rows):
+        positions = [checks.whole_number("position", row.get("position")) for row in rows]
+        if len(set(positions)) < len(positions):
+            raise InvalidInputError(
+                "position", "each position of the group once", sorted(positions)
+            )
+        rows = sorted(rows, key=itemgetter("position"))
+    for row in rows[1:]:
+        for name in _OF_GROUP:
+            if row.get(name) != rows[0].get(name):
+                found = f"{rows[0].get(name)!r:.80} and {row.get(name)!r:.80}"
+                raise InvalidInputError(name, "the same in every row of the group", found)
+    num_found = sum(row.get("token_ids") is not None for row in rows)
+    if len(rows) > 1 and num_found < len(rows):
+        raise InvalidInputError("token_ids", "tokens in every row of the group", None)
+    number = rows[0].get("num_episodes")
+    if number is not None and num_found != number:
+        expected = f"{SORTED}; to import only some of the {number} episodes, omit this column"
+        raise InvalidInputError("num_episodes", expected, f"{num_found} adjacent episodes")
+    return rows
+
+
+def _group(rows: Sequence[Row]) -> Incoming:
+    first = rows[0]
+    status = _status(first)
+    priority = first.get("priority")
+    group = EpisodeGroup(
+        first["task_name"],
+        [_episode(row) for row in rows if row.get("token_ids") is not None],
+        prompt_uid=first.get("prompt_uid"),
+        group_uid=first["group_uid"],
+        priority=1.0 if priority is None else priority,
+        status=status,
+        tags=_tags(first),
+        expected_episodes=first.get("expected_episodes"),
+        prompt=_json(first, "prompt"),
+        prompt_ids=first.get("group_prompt_ids"),
+        extras=_arrays(first, "group_extras"),
+    )
+    run = first.get("run_name"), first.get("run_lineage")
+    reason = first.get("status_reason") if status is GroupStatus.ARCHIVED else None
+    group_id = checks.optional(checks.whole_number, "group_id", first.get("group_id"))
+    counted = first.get("num_episodes") is not None
+    return Incoming(group, first.get("buffer_name"), run, group_id, reason, counted)
+
+
+def _status(row: Row) -> GroupStatus:
+    """Return the status that a group is put with."""
+    status = GroupStatus(row.get("group_status") or GroupStatus.COMPLETED)
+    if status is GroupStatus.LEASED and row.get("leased_from") is not None:
+        status = GroupStatus(row["leased_from"])
+    return _PUT_AS.get(status, status)
+
+
+def _episode(row: Row) -> Episode:
+    turns = row.get("turns")
+    token_extras = _arrays(row, "token_extras")
+    given: dict[str, Any]
+    if turns:
+        given = {"turns": _turns(row, turns, token_extras)}
+        if all(turn.policy_version is None for turn in given["turns"]):
+            given["policy_version"] = _version(row)
+        for name in {name for turn in turns for name in turn["token_extras"] or ()}:
+            del token_extras[name]
+    else:
+        given = {
+            **_tokens(row),
+            "loss_mask": row.get("loss_mask"),
+            "logprobs": row.get("logprobs"),
+            "policy_version": _version(row),
+        }
+    return Episode(
+        **given,
+        reward=row.get("reward"),
+        advantage=row.get("advantage"),
+        finish_reason=row.get("finish_reason"),
+        token_extras=token_extras,
+        extras=_arrays(row, "extras"),
+        metadata=_json(row, "metadata"),
+        text=_text(row),
+    )
+
+
+def _text(row: Row) -> Any:
+    text = row.get("text")
+    return escapes.unescape(text) if isinstance(text, str) else text
+
+
+def _tokens(row: Row) -> dict[str, Any]:
+    ids, length = row["token_ids"], row.get("prompt_length")
+    if length is None:
+        return {"token_ids": ids}
+    checks.whole_number("prompt_length", length, most=len(ids))
+    return {"prompt_ids": ids[:length], "response_ids": ids[length:]}
+
+
+def _version(row: Row) -> Any:
+    versions = row.get("token_versions")
+    return row.get("policy_version") if versions is None else versions
+
+
+def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Turn]:
+    made = []
+    begin = 0
+    for turn in turns:
+        middle, end = begin + turn["prompt_length"], begin + turn["num_tokens"]
+        if not begin <= middle <= end <= len(row["token_ids"]):
+            raise ValueError(f"turns longer than the {len(row['token_ids'])} tokens of the episode")
+        rewards = row["token_rewards"][middle:end] if turn["has_token_rewards"] else None
+        versions = turn["token_versions"]
+        made.append(
+            Turn(
+                prompt_ids=row["token_ids"][begin:middle],
+                response_ids=row["token_ids"][middle:end],
+                loss_mask=row["loss_mask"][middle:end],
+                logprobs=row["logprobs"][middle:end] if turn["has_logprobs"] else None,
+                reward=turn["reward"] if rewards is None else None,
+                token_rewards=rewards,
+                policy_version=turn["policy_version"]
+                if versions is None
+                else numbers("turns.token_versions", versions, np.int32),
+                finish_reason=turn["finish_reason"],
+                token_extras={name: extras[name][begin:end] for name in turn["token_extras"] or ()},
+                metadata=_json(turn, "metadata"),
+            )
+        )
+        begin = end
+    if begin != len(row["token_ids"]):
+        raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])} tokens")
+    return made
+
+
+def _tags(row: Row) -> Any:
+    text = row.get("tags")
+    return None if text is None else json.loads(text)  # never escaped, like names
+
+
+def _json(row: Row, name: str) -> Any:
+    text = row.get(name)
+    return None if text is None else escapes.from_json(text)
+
+
+def _arrays(row: Row, name: str) -> dict[str, Array]:
+    named = row.get(name) or ()
+    found = {one["name"]: _array(one) for one in named}
+    if len(found) < len(named):
+        raise InvalidInputError(name, "unique names", sorted(one["name"] for one in named))
+    return found
+
+
+def _array(row: Row) -> Array:
+    dtype = row["dtype"]
+    if dtype not in _NUMPY and dtype not in _TORCH:
+        raise ValueError(f"an array of dtype {dtype!r}")
+    kind = np.dtype(_TORCH.get(dtype, dtype)).newbyteorder("<")
+    if min(row["shape"], default=0) < 0:
+        raise ValueError(f"an array of shape {row['shape']}")
+    if kind == np.bool_ and max(row["data"], default=0) > 1:
+        raise ValueError("bytes other than 0 and 1 in a bool array")
+    return from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)

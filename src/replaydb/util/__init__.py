@@ -1,0 +1,1 @@
+"""Small modules that know nothing of replaydb's domain."""
