@@ -22,7 +22,7 @@ from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
 from replaydb.analysis import source
 from replaydb.database import migrations
 from replaydb.database.tables.schema import REVISIONS
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from support.engines import both_engines
 from support.groups import GENERATED, STORED, episode
 
@@ -268,7 +268,7 @@ async def test_another_schema_revision_is_reported(
 async def test_downloads_have_a_maximum_number_of_rows(
     filled: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "MAX_ROWS", 2)
+    monkeypatch.setattr(downloads, "MAX_ROWS", 2)
     buffer = f"buffer={quote(filled.name)}"
     for page in (f"groups.{{}}?{buffer}", f"step.{{}}?step=1&{buffer}"):
         assert len((await browser.get(page.format("json"))).json()) == 2

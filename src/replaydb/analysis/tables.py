@@ -16,6 +16,7 @@ from replaydb.database.filters import compiling
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements import scans
 from replaydb.database.statements.scans import Scan
+from replaydb.database.tables.views import select_prompts
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import UnknownBufferError
@@ -219,7 +220,7 @@ def prompts(
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
     which.check(url)
-    schema = schema_of(scans.prompt_rows())
+    schema = schema_of(select_prompts())
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:

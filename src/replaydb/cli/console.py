@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -56,6 +57,13 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Decode tokens with this Hugging Face tokenizer (file or folder)."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with numbers in full precision.")]
 
 #: Width of the output, in characters, if it is not a terminal.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl, Url, progress, with_store
+from replaydb.cli.console import OptionalUrl, Url, Yes, progress, with_store
 from replaydb.util.display import printable
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def upgrade(
 def downgrade(
     url: Url,
     revision: Annotated[str, typer.Argument(help="Target revision: an id, -1, or base.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Downgrade the tables; drops what later revisions added (`base` drops everything)."""
     from replaydb.database import migrations
@@ -96,7 +96,7 @@ def relocate(
 @app.command()
 def adopt_payloads(
     url: Url,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Make this database the owner of its payloads, after it was restored or moved.
 

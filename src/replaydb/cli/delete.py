@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaydb.cli.console import BufferName, Url, progress, with_buffer, with_store
+from replaydb.cli.console import BufferName, Url, Yes, progress, with_buffer, with_store
 from replaydb.cli.selecting import info_of
 from replaydb.util.display import human_size, printable
 
 if TYPE_CHECKING:
     from replaydb import Buffer, GroupInfo
     from replaydb.operations import Removal
-
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def groups(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from replaydb.cli.console import (
     BufferName,
     Json,
+    Tokenizer,
     Url,
     print_fields,
     print_json,
@@ -127,13 +127,7 @@ def show(
     position: Annotated[
         int, typer.Argument(min=0, help="Position of the episode in its group, from 0.")
     ],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Decode tokens with this Hugging Face tokenizer (file or folder).",
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print every token, one for each line.")
     ] = False,

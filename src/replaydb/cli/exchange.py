@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from replaydb.cli.console import Url, progress, with_store
-from replaydb.cli.selecting import check_known
+from replaydb.cli.selecting import Buffers, Runs, Statuses, Tasks, check_known
 from replaydb.util.display import human_size, printable
-
-Several = list[str] | None
 
 
 def export(
@@ -18,12 +16,10 @@ def export(
     destination: Annotated[
         str, typer.Argument(help="Folder, s3://BUCKET/PREFIX, gs://... or az://...")
     ],
-    buffer: Annotated[Several, typer.Option(help="Filter by buffer (repeatable).")] = None,
-    task: Annotated[Several, typer.Option(help="Filter by task (repeatable).")] = None,
-    status: Annotated[Several, typer.Option(help="Filter by status (repeatable).")] = None,
-    run: Annotated[
-        Several, typer.Option(help="Filter by the run that put them (repeatable).")
-    ] = None,
+    buffer: Buffers = None,
+    task: Tasks = None,
+    status: Statuses = None,
+    run: Runs = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Write JSON Lines instead of Parquet.")
     ] = False,

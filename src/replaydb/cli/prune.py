@@ -8,7 +8,7 @@ import typer
 
 from replaydb.cli.console import Url, console, finite, progress, with_store
 from replaydb.cli.delete import described
-from replaydb.cli.selecting import Runs, Statuses, check_known
+from replaydb.cli.selecting import Buffers, Runs, Statuses, check_known
 from replaydb.domain.episodes import GroupStatus
 from replaydb.util.display import human_size, printable
 
@@ -40,7 +40,7 @@ def prune(
             help="Delete records of draws made more than this many days ago.",
         ),
     ] = None,
-    buffer: Annotated[list[str] | None, typer.Option(help="Filter by buffer (repeatable).")] = None,
+    buffer: Buffers = None,
     run: Runs = None,
     remove: Annotated[
         bool, typer.Option("--remove", help="Delete; without it, only report.")

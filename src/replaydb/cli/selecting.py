@@ -31,6 +31,9 @@ MAX_ID = INT64[1] - 1
 DEFAULT_LIMIT = 20
 
 Limit = Annotated[int, typer.Option(min=1, max=MAX_ID, help="Maximum number of rows.")]
+Buffers = Annotated[
+    list[str] | None, typer.Option("--buffer", help="Filter by buffer (repeatable).")
+]
 Tasks = Annotated[list[str] | None, typer.Option("--task", help="Filter by task (repeatable).")]
 Statuses = Annotated[
     list[GroupStatus] | None, typer.Option("--status", help="Filter by status (repeatable).")

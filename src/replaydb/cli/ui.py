@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl
+from replaydb.cli.console import OptionalUrl, Tokenizer
 
 
 def ui(
@@ -30,13 +29,7 @@ def ui(
             help="Access token that clients must send (at least 16 characters).",
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Decode tokens with this Hugging Face tokenizer (file or folder).",
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     demo: Annotated[
         bool,
         typer.Option(

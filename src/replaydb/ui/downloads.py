@@ -1,4 +1,4 @@
-"""Downloads of the rows of a page as Parquet or JSON, at most `queries.MAX_ROWS`.
+"""Downloads of the rows of a page as Parquet or JSON, at most `MAX_ROWS`.
 
 A download has its own connection and is read and sent in chunks.
 """
@@ -26,7 +26,9 @@ from replaydb.analysis.columns import batch_of, schema_of
 from replaydb.analysis.source import fitting, opened
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.scans import plain
-from replaydb.ui import queries
+
+#: Maximum number of rows of a download; `replaydb export` has no limit.
+MAX_ROWS = 100_000
 
 MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
@@ -56,7 +58,7 @@ async def answer(request: Request, rows: Callable[[], analysis.Rows]) -> Respons
 
 
 def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
-    readable = plain(statement)
+    readable = plain(statement).limit(MAX_ROWS)
     schema = schema_of(readable)
     id_index = schema.get_field_index("group_id")
 
@@ -76,7 +78,7 @@ def _size(row: Iterable[Any]) -> int:
 
 
 def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:
-    left = queries.MAX_ROWS
+    left = MAX_ROWS
     for batch in rows.reader():
         yield batch[:left]
         left -= batch.num_rows

@@ -35,9 +35,6 @@ from replaydb.database.tables.views import (
 from replaydb.errors import InvalidInputError
 from replaydb.ui.addresses import GroupQuery
 
-#: Maximum number of rows of a download; `replaydb export` has no limit.
-MAX_ROWS = 100_000
-
 _view = group_overview.table.c
 _episodes = episode_overview.table.c
 _drawn = training_history.table.c
@@ -57,7 +54,7 @@ def select_tasks(buffer: str | None) -> Select[Any]:
         for column in _tasks
     ]
     by = (bytewise(_tasks.buffer_name), bytewise(_tasks.task_name))
-    statement = select(*columns).order_by(*by).limit(MAX_ROWS)
+    statement = select(*columns).order_by(*by)
     return statement if buffer is None else statement.where(_tasks.buffer_name == buffer)
 
 
@@ -65,7 +62,7 @@ def select_prompt(buffer: str, uid: str, task: str | None) -> Select[Any]:
     """Select the outcomes of a prompt, one row per task."""
     mine = (_prompts.buffer_name == buffer) & (_prompts.prompt_uid == uid)
     by = bytewise(_prompts.task_name)
-    statement = select(*_prompts).where(mine).order_by(by).limit(MAX_ROWS)
+    statement = select(*_prompts).where(mine).order_by(by)
     return statement if task is None else statement.where(_prompts.task_name == task)
 
 
@@ -88,14 +85,13 @@ def select_run_groups(runs: Sequence[str]) -> Select[Any]:
         .where(_view.run_name.in_(runs))
         .group_by(*names, _view.min_policy_version)
         .order_by(*map(bytewise, names), _view.min_policy_version)
-        .limit(MAX_ROWS)
     )
 
 
 def select_episodes(buffer: str, group_id: int) -> Select[Any]:
     """Select the episodes of a group."""
     mine = (_episodes.buffer_name == buffer) & (_episodes.group_id == group_id)
-    return select(*_episodes).where(mine).order_by(_episodes.position).limit(MAX_ROWS)
+    return select(*_episodes).where(mine).order_by(_episodes.position)
 
 
 def select_texts(buffer: str, group_id: int, positions: Sequence[int]) -> Select[Any]:
@@ -127,7 +123,7 @@ def select_drawn(
     for column, value in ((_drawn.step, step), (_drawn.run_name, run), (_drawn.draw_id, draw)):
         if value is not None:
             statement = statement.where(column == value)
-    return statement.order_by(_drawn.draw_id, _drawn.position).limit(MAX_ROWS)
+    return statement.order_by(_drawn.draw_id, _drawn.position)
 
 
 def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:

@@ -174,11 +174,6 @@ def select_groups_with_names(condition: ColumnElement[bool], ids: Sequence[int])
     )
 
 
-def prompt_rows() -> Select[Any]:
-    """Select rows of `prompt_overview`, without conditions."""
-    return select_prompts()
-
-
 def select_prompt_page(
     condition: ColumnElement[bool], buffer_id: int, start: str, end: str
 ) -> Select[Any]:
