@@ -157,8 +157,8 @@ def request(n: int | Mapping[str, int], policy: SamplingPolicy, **more: Any) -> 
 async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> list[Drawn]:
     """Draw without reading payloads, several draws per transaction, to be fast."""
 
-    def several(count: int) -> Callable[[Connection, Scope], list[Drawn]]:
-        def work(connection: Connection, scope: Scope) -> list[Drawn]:
+    def several(count: int) -> Callable[[Scope, Connection], list[Drawn]]:
+        def work(scope: Scope, connection: Connection) -> list[Drawn]:
             drawn = []
             for _ in range(count):
                 with tasks_locked(connection, scope, wanted.tasks) as locked:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from sqlalchemy import ColumnElement, Connection, select
@@ -20,7 +20,6 @@ from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope, UnfinishedMaintenanceError
 from replaydb.database.repository.locking import behind_locked, tasks_locked
 from replaydb.database.repository.policy import Advance
-from replaydb.database.runtime.group_commit import Gate
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.statements.buffer import select_run
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+#: Changes the buffer of a scope in a transaction.
+Work: TypeAlias = Callable[[Scope, Connection], T]
 
 
 class BufferCore:
@@ -116,35 +117,41 @@ class BufferCore:
         """Cache the buffer's row as it was just read."""
         self._row = row
 
+    @overload
+    async def _write(
+        self, work: Work[T], end: float | None = ..., *, records_run: bool = ...
+    ) -> T: ...
+
+    @overload
     async def _write(
         self,
-        work: Callable[[Connection, Scope], T],
+        work: Work[Any],
+        end: float | None = ...,
+        *,
+        records_run: bool = ...,
+        transact: Callable[..., Awaitable[R]],
+    ) -> R: ...
+
+    async def _write(
+        self,
+        work: Work[Any],
         end: float | None = None,
-        gate: Gate | None = None,
         *,
         records_run: bool = False,
-    ) -> T:
-        """Run `work` in one read-write transaction. Arguments as for `Database.write`.
+        transact: Callable[..., Awaitable[Any]] | None = None,
+    ) -> Any:
+        """Run `work` in one read-write transaction, and announce its commit.
+
+        Maintenance that is too much for one transaction is done before, in transactions of its own.
 
         Args:
             work: Function that executes statements and returns a result.
-            end: Deadline.
-            gate: Of a commit with puts of other calls.
+            end: Deadline, as for `Database.write`.
             records_run: Whether `work` stores rows that refer to the run of the store, which is
                 inserted before if it is new.
+            transact: Method of the database that runs it. Default: `write`.
         """
-        transact = partial(self._database.write, gate=gate)
-        return await self._transact(work, transact, end, records_run=records_run)
-
-    async def _transact(
-        self,
-        work: Callable[[Connection, Scope], T],
-        transact: Callable[..., Awaitable[R]],
-        end: float | None,
-        *,
-        records_run: bool,
-    ) -> R:
-        """Run `work` with `transact`, a method of the database, and expire groups if required."""
+        transact = transact or self._database.write
         limit = end_in(allowance()) if end is None else end
         run = await self._run(limit, create=records_run)
         scope = Scope(
@@ -158,7 +165,7 @@ class BufferCore:
         )
         while True:
             try:
-                result = await transact(lambda connection: work(connection, scope), end=end)
+                result = await transact(partial(work, scope), end=end)
             except StillExpiringError:
                 await self._expire(limit)
             except UnfinishedMaintenanceError as error:
@@ -171,6 +178,7 @@ class BufferCore:
                 raise
             else:
                 scope.log_messages()
+                self._database.signal.announce()
                 return result
 
     async def _read(
@@ -221,7 +229,7 @@ class BufferCore:
             DatabaseUnavailableError: It takes too long. What was done is kept.
         """
 
-        def work(connection: Connection, scope: Scope) -> bool:
+        def work(scope: Scope, connection: Connection) -> bool:
             with tasks_locked(connection, scope, due.task_names, sweeps=False) as buffer:
                 return maintenance.step(buffer, evicts=due.evicts)
 
@@ -240,7 +248,6 @@ class BufferCore:
                 raise
             num_steps += 1
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
-        self._database.signal.announce()
 
     def _is_maintenance_due(self, connection: Connection) -> bool:
         now = self._database.backend.now(connection)
@@ -250,12 +257,11 @@ class BufferCore:
     async def _run_due_maintenance(self, end: float | None) -> None:
         """Do all maintenance that is due, as a draw from all tasks does first, and commit it."""
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(scope: Scope, connection: Connection) -> None:
             with tasks_locked(connection, scope, None) as buffer:
                 aging.check_expired(buffer)
 
         await self._write(work, end)
-        self._database.signal.announce()
 
     async def _expire(self, end: float) -> None:
         """Expire all groups that are too stale, in short transactions."""
@@ -269,7 +275,7 @@ class BufferCore:
     async def _catch_up(self, end: float, *, expiring: bool) -> None:
         size, *_ = aging.STEP_GROUPS
 
-        def work(connection: Connection, scope: Scope) -> tuple[bool, float]:
+        def work(scope: Scope, connection: Connection) -> tuple[bool, float]:
             with behind_locked(connection, scope, aging.TASKS, expiring=expiring) as buffer:
                 start = time.perf_counter()
                 aging.step(buffer, size)
@@ -284,11 +290,8 @@ class BufferCore:
             left, seconds = await self._write(work, end)
             size = aging.next_size(size, seconds)
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
-        self._database.signal.announce()
 
-    async def _advance(
-        self, work: Callable[[Connection, Scope], Advance], first_end: float | None = None
-    ) -> int:
+    async def _advance(self, work: Work[Advance], first_end: float | None = None) -> int:
         """Run `work`, which advances the policy, and update the rows of all groups.
 
         Args:
@@ -301,7 +304,6 @@ class BufferCore:
         end = end_in(BULK_SECONDS)
         done = await self._write(work, first_end or end, records_run=True)
         self._set_row(done.row)
-        self._database.signal.announce()
         after = done.after
         if done.is_behind:
             await self._follow_policy(end)

@@ -162,7 +162,7 @@ class Drawing(BufferCore):
         has_text = False
         request = await self._evaluated(request, end)
 
-        def work(connection: Connection, scope: Scope) -> Drawn:
+        def work(scope: Scope, connection: Connection) -> Drawn:
             nonlocal drawn, has_text
             is_recorded = scope.row.settings.record_draws and not request.is_claim
             with tasks_locked(
@@ -200,8 +200,7 @@ class Drawing(BufferCore):
             undone=undone,
         )
         try:
-            found, stored = await self._transact(work, transact, end, records_run=True)
-            self._database.signal.announce()
+            found, stored = await self._write(work, end, records_run=True, transact=transact)
             if not request.loads:
                 return Result(Batch([]), found, {})
             contents = found.contents
@@ -254,7 +253,7 @@ class Drawing(BufferCore):
         lease_id = drawn.lease_id
         names = frozenset(drawn.task_names)
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(scope: Scope, connection: Connection) -> None:
             # The draw holds the same locks until it ends. If its commit is still on its way to the
             # server, this waits for it instead of finding no lease.
             with tasks_locked(connection, scope, names) as buffer:
@@ -277,7 +276,6 @@ class Drawing(BufferCore):
             except ReplayDBError:  # no such lease, it has ended, or the store is closed
                 return
             else:
-                self._database.signal.announce()
                 return
 
     async def _mark_failed(
@@ -291,7 +289,7 @@ class Drawing(BufferCore):
             draw_id: Id of the draw, if it is recorded.
         """
 
-        def work(connection: Connection, scope: Scope) -> list[int]:
+        def work(scope: Scope, connection: Connection) -> list[int]:
             with buffer_locked(connection, scope) as buffer:
                 rows = [
                     row

@@ -257,7 +257,7 @@ class Lease:
         if not self.id:
             return
 
-        def work(connection: Connection, scope: Scope) -> bool:
+        def work(scope: Scope, connection: Connection) -> bool:
             with lease_locked(connection, scope, self.id, chosen) as buffer:
                 return leases.nack(buffer, self.id, chosen, why)
 
@@ -285,7 +285,7 @@ class Lease:
         if not self.id:
             return
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(scope: Scope, connection: Connection) -> None:
             with lease_locked(connection, scope, self.id) as buffer:
                 leases.fail(buffer, self.id, chosen, why)
 
@@ -310,7 +310,7 @@ class Lease:
         if not self.id:
             return
 
-        def work(connection: Connection, scope: Scope) -> bool:
+        def work(scope: Scope, connection: Connection) -> bool:
             with lease_locked(connection, scope, self.id, chosen) as buffer:
                 return leases.reject(buffer, self.id, chosen, why)
 
@@ -332,7 +332,7 @@ class Lease:
         async with self._extending:  # a concurrent heartbeat would use the old ttl
             seconds = self.ttl if wanted is None else wanted
 
-            def work(connection: Connection, scope: Scope) -> None:
+            def work(scope: Scope, connection: Connection) -> None:
                 now = scope.backend.now(connection)
                 leases.extend(connection, scope.buffer_id, self.id, now, seconds)
 
@@ -366,7 +366,6 @@ class Lease:
     def _released(self, ids: list[int] | None, has_ended: bool) -> None:
         # A lease also ends if its other groups have left it: replaced, deleted, or completed.
         self._leased -= self._leased if ids is None or has_ended else set(ids)
-        self._buffer._database.signal.announce()
 
 
 def warn_of_losses(buffer_name: str, lease_id: int, report: AckReport) -> None:

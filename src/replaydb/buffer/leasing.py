@@ -151,7 +151,7 @@ class Leasing(Drawing):
         number = checks.whole_number("lease_id", lease_id)
         seconds, loads = checks.duration("ttl", ttl), checks.flag("load", load)
 
-        def extend(connection: Connection, scope: Scope) -> None:
+        def extend(scope: Scope, connection: Connection) -> None:
             now = scope.backend.now(connection)
             leases.extend(connection, self.id, number, now, seconds)
 
@@ -258,11 +258,11 @@ class Leasing(Drawing):
                 result = leases.ack(buffer, lease_id, ids)
             buffer.cursors |= cursors
 
-        def work(connection: Connection, scope: Scope) -> None:
+        def work(scope: Scope, connection: Connection) -> None:
             with lease_locked(connection, scope, lease_id, ids) as buffer:
                 settle(buffer)
 
-        def work_and_advance(version: int, connection: Connection, scope: Scope) -> Advance:
+        def work_and_advance(version: int, scope: Scope, connection: Connection) -> Advance:
             reads = [select_leased(self.id, lease_id, ids)]
             with buffer_locked(connection, scope, reads=reads) as buffer:
                 settle(buffer)  # first: the staleness of archived groups is that of their step
@@ -272,7 +272,6 @@ class Leasing(Drawing):
             await self._advance(partial(work_and_advance, version), end_in(allowance()))
         elif lease_id or cursors:
             await self._write(work)
-            self._database.signal.announce()
         return result
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
@@ -296,13 +295,11 @@ class Leasing(Drawing):
         given = checks.optional(checks.string, "reason", reason)
         why = "revoked" if given is None else f"revoked: {given}"
 
-        def work(connection: Connection, scope: Scope) -> list[int]:
+        def work(scope: Scope, connection: Connection) -> list[int]:
             with lease_locked(connection, scope, number) as buffer:
                 return leases.revoke(buffer, number, why)
 
-        ids = await self._write(work)
-        self._database.signal.announce()
-        return ids
+        return await self._write(work)
 
     async def _lease_of(self, result: Result, ttl: float, is_loaded: bool) -> Lease:
         if result.damaged:

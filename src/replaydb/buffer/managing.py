@@ -65,14 +65,12 @@ class Managing(Inspecting):
             raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "no condition")
         which = self._selection(tasks, statuses, where, ids, uids)
 
-        def work(connection: Connection, scope: Scope) -> int:
+        def work(scope: Scope, connection: Connection) -> int:
             with buffer_locked(connection, scope) as buffer:
                 condition = tags.narrowed(connection, buffer.row, which)
                 return transitions.delete(buffer, condition, "deleted")
 
-        deleted = await self._write(work, end_in(BULK_SECONDS))
-        self._database.signal.announce()
-        return deleted
+        return await self._write(work, end_in(BULK_SECONDS))
 
     async def update_priorities(self, ids: Iterable[int], priorities: Iterable[float]) -> int:
         """Set the sampling priorities of groups. The next draw uses them.
@@ -96,7 +94,7 @@ class Managing(Inspecting):
         if not new:
             return 0
 
-        def work(connection: Connection, scope: Scope) -> int:
+        def work(scope: Scope, connection: Connection) -> int:
             read = select_scalars_by_id(self.id, sorted(new))
             with buffer_locked(connection, scope, reads=[read]) as buffer:
                 rows = execute(connection, read)
@@ -104,9 +102,7 @@ class Managing(Inspecting):
                 buffer.kept |= dict.fromkeys(archived)
                 return groups.update_priorities(buffer, rows, new)
 
-        changed = await self._write(work)
-        self._database.signal.announce()
-        return changed
+        return await self._write(work)
 
     async def update(
         self,
@@ -162,13 +158,11 @@ class Managing(Inspecting):
             checks.optional(checks.string, "reason", reason),
         )
 
-        def work(connection: Connection, scope: Scope) -> int:
+        def work(scope: Scope, connection: Connection) -> int:
             with buffer_locked(connection, scope) as buffer:
                 return apply(buffer, change)
 
-        changed = await self._write(work, end_in(BULK_SECONDS))
-        self._database.signal.announce()
-        return changed
+        return await self._write(work, end_in(BULK_SECONDS))
 
     async def advance_policy(
         self, version: int, *, rewind: bool = False, take_over: bool = False
@@ -207,7 +201,7 @@ class Managing(Inspecting):
         number = checks.policy_version("version", version)
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
-        def work(connection: Connection, scope: Scope) -> Advance:
+        def work(scope: Scope, connection: Connection) -> Advance:
             with buffer_locked(connection, scope) as buffer:
                 return advance(buffer, number, rewind=rewind, take_over=take_over)
 
@@ -230,7 +224,7 @@ class Managing(Inspecting):
         """
         wanted = all_changes(settings, changes)
 
-        def work(connection: Connection, scope: Scope) -> tuple[bool, BufferRow]:
+        def work(scope: Scope, connection: Connection) -> tuple[bool, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
                 apply_settings(buffer, wanted)
                 return any(one.is_expiring for one in buffer.task_states.values()), buffer.row
@@ -238,7 +232,6 @@ class Managing(Inspecting):
         end = end_in(BULK_SECONDS)
         expiring, row = await self._write(work, end)
         self._set_row(row)
-        self._database.signal.announce()
         if expiring:
             await self._expire(end)
         if "indexed_tags" in wanted:
@@ -247,7 +240,7 @@ class Managing(Inspecting):
     async def _index_tags(self) -> None:
         """Build and remove tag indexes as the settings require, in short transactions."""
 
-        def work(connection: Connection, scope: Scope) -> BufferRow:
+        def work(scope: Scope, connection: Connection) -> BufferRow:
             with buffer_locked(connection, scope) as buffer:
                 tags.continue_indexing(buffer)
                 return buffer.row

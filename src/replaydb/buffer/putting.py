@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from sqlalchemy import Connection
 
-from replaydb.buffer.core import BufferCore
+from replaydb.buffer.core import BufferCore, Work
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import incremental_groups, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
@@ -355,7 +356,7 @@ class Putting(BufferCore):
     async def _commit_puts(
         self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
-        def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
+        def work(scope: Scope, connection: Connection) -> list[list[int] | ReplayDBError]:
             outcomes = puts.put(connection, scope, self._known_tasks, several)
             if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
                 raise _RefusedError(outcomes)
@@ -372,13 +373,12 @@ class Putting(BufferCore):
             if not isinstance(outcome, ReplayDBError)
             for record in put.records
         }
-        self._database.signal.announce()
         return outcomes
 
     async def _commit_additions(
         self, several: Sequence[Addition], gate: Gate, end: float
     ) -> Sequence[GroupStatus | Exception]:
-        def work(connection: Connection, scope: Scope) -> list[GroupStatus | ReplayDBError]:
+        def work(scope: Scope, connection: Connection) -> list[GroupStatus | ReplayDBError]:
             found = incremental_groups.targets(connection, scope.buffer_id, several)
             names = {row.task_name for row in found.values()}
             with tasks_locked(connection, scope, names) as buffer:
@@ -387,24 +387,24 @@ class Putting(BufferCore):
                 )
 
         payloads = [addition.record.payload for addition in several]
-        outcomes = await self._store(payloads, work, gate, end)
-        self._database.signal.announce()
-        return outcomes
+        return await self._store(payloads, work, gate, end)
 
     async def _store(
         self,
         payloads: Sequence[PayloadRecord],
-        work: Callable[[Connection, Scope], T],
+        work: Work[T],
         gate: Gate,
         end: float,
     ) -> T:
         """Run one write transaction that refers to payloads. Packs are written before it."""
+        transact: Callable[..., Awaitable[T]] = partial(self._database.write, gate=gate)
+        record = partial(record_unused, payloads=payloads)
         while True:
             if self._row.uses_payload_store:
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                result = await self._write(work, end, gate, records_run=True)
+                result = await self._write(work, end, records_run=True, transact=transact)
             except PackGoneError as error:
                 for pack in packs:
                     pack.is_gone = not pack.is_committed or pack.id in error.ids
@@ -413,7 +413,7 @@ class Putting(BufferCore):
                 # A new pack is recorded even so: it is removed later, unless a retry uses it.
                 if any(not pack.is_committed for pack in packs):
                     with suppress(PackGoneError):
-                        await self._write(lambda it, _: record_unused(it, payloads), end)
+                        await self._database.write(record, end=end)
                         for pack in packs:
                             pack.is_committed = True
                 raise
