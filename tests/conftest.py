@@ -20,6 +20,7 @@ from replaydb.database import migrations
 from replaydb.database.postgresql import backend as postgresql
 from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.locked import Found
 from replaydb.database.sqlite.backend import SqliteBackend
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
@@ -366,5 +367,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for backend in (SqliteBackend, PostgresqlBackend):
         monkeypatch.setattr(backend, "now", now)
     monkeypatch.setattr(BufferRow, "time", lambda *_: made.now())
-    monkeypatch.setattr(BufferRow, "may_have_overdue", True)  # by this clock
+    monkeypatch.setattr(Found, "may_have_overdue", True)  # by this clock
     return made

@@ -47,9 +47,6 @@ class BufferRow:
         pending_tags: Tags whose index is still being filled or emptied. The value is the id below
             which groups have not been processed.
         read_at: Time of the server's clock when it was read; None if that was not read as well.
-        has_overdue: Whether a lease has expired, or a deadline has passed; None if unknown.
-        draw_id: Id for a draw; None if none was generated.
-        lease_id: Id for a lease; None if none was generated.
     """
 
     id: int
@@ -63,18 +60,10 @@ class BufferRow:
     uses_payload_store: bool
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
-    has_overdue: bool | None = field(default=None, compare=False)
-    draw_id: int | None = field(default=None, compare=False)
-    lease_id: int | None = field(default=None, compare=False)
 
     def time(self, backend: Backend, connection: Connection) -> datetime:
         """Return the time of the database's clock: when this was read, if it was read as well."""
         return self.read_at or backend.now(connection)
-
-    @property
-    def may_have_overdue(self) -> bool:
-        """Whether leases or deadlines have to be checked."""
-        return self.has_overdue is not False
 
     @property
     def indexed_tags(self) -> frozenset[str]:
@@ -96,9 +85,6 @@ class BufferRow:
             bool(row.uses_payload_store),
             row.pending_tags or {},
             getattr(row, "read_at", None),
-            getattr(row, "has_overdue", None),
-            getattr(row, "draw_id", None),
-            getattr(row, "lease_id", None),
         )
 
 

@@ -50,7 +50,7 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
         "acquired_at": buffer.now,
         "expires_at": buffer.now + timedelta(seconds=ttl),
     }
-    lease_id = buffer.row.lease_id
+    lease_id = buffer.found.lease_id
     if lease_id is None:
         return inserted_id(buffer.connection, insert_lease(), values)
     postpone(buffer.connection, Write(insert_known_lease(), [{"id": lease_id, **values}]))

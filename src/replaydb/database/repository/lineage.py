@@ -39,7 +39,7 @@ def record(
         facts: Columns of `draw`.
         groups: Columns of `draw_group`, in the order of the batch.
     """
-    draw_id, writes = buffer.row.draw_id, []
+    draw_id, writes = buffer.found.draw_id, []
     if draw_id is None:
         draw_id = inserted_id(buffer.connection, insert_draw(), dict(facts))
     else:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -72,6 +72,25 @@ class UnfinishedMaintenanceError(Exception):
         self.evicts = evicts
 
 
+class Found(NamedTuple):
+    """What the statement that takes the locks has found besides rows.
+
+    Attributes:
+        has_overdue: Whether a lease has expired, or a deadline has passed; None if unknown.
+        draw_id: Id for a draw; None if none was generated.
+        lease_id: Id for a lease; None if none was generated.
+    """
+
+    has_overdue: bool | None
+    draw_id: int | None
+    lease_id: int | None
+
+    @property
+    def may_have_overdue(self) -> bool:
+        """Whether leases or deadlines have to be checked."""
+        return self.has_overdue is not False
+
+
 class LockedBuffer:
     """A buffer with some tasks locked until the transaction ends.
 
@@ -83,6 +102,7 @@ class LockedBuffer:
         scope: Buffer and run of the call.
         id: Id of the buffer.
         row: Current row of the buffer.
+        found: What else was found when the locks were taken.
         task_states: Locked tasks, by name.
         erased: Ids of groups that were deleted to free space or because of their age.
         evicted: Ids of groups that were archived for these reasons.
@@ -98,12 +118,14 @@ class LockedBuffer:
         connection: Connection,
         scope: Scope,
         row: BufferRow,
+        found: Found,
         task_states: dict[str, TaskState],
     ) -> None:
         self.connection = connection
         self.scope = scope
         self.id = row.id
         self.row = row
+        self.found = found
         self.task_states = task_states
         self.erased: dict[int, None] = {}
         self.evicted: dict[int, None] = {}

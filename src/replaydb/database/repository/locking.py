@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaydb.database.repository import buffers, lineage, maintenance, packs, retention, tasks
-from replaydb.database.repository.locked import LockedBuffer, Scope
+from replaydb.database.repository.locked import Found, LockedBuffer, Scope
 from replaydb.database.runtime.prepared import Bound
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.statements.lease import select_leased
@@ -110,14 +110,15 @@ def _locked(
     connection: Connection, scope: Scope, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()
 ) -> Iterator[LockedBuffer]:
     """Lock tasks, and perhaps the buffer, with a statement. Write changes back at the end."""
-    found, task_states = tasks.lock(connection, statement, reads)
+    rows, task_states = tasks.lock(connection, statement, reads)
     # Read while the locks are held, so no other transaction can advance the policy.
-    row = scope.row = buffers.checked(found, scope.buffer_name)
+    row = scope.row = buffers.checked(rows, scope.buffer_name)
     scope.on_read(row)
     scope.messages.clear()  # a transaction that lost a race is run again
     before = {name: replace(task) for name, task in task_states.items()}
     counted = (row.limited_inserts, row.limited_samples)
-    buffer = LockedBuffer(connection, scope, row, task_states)
+    found = Found(rows[0].has_overdue, rows[0].draw_id, rows[0].lease_id)
+    buffer = LockedBuffer(connection, scope, row, found, task_states)
     yield buffer
     lineage.set_cursors(buffer, buffer.cursors)
     retention.trim(buffer, before)

@@ -35,7 +35,7 @@ def step(buffer: LockedBuffer, *, evicts: bool) -> bool:
 def _apply_times(buffer: LockedBuffer) -> bool:
     """Apply lease expiry, deadlines and time to live. Return whether nothing is left."""
     most, done = locked.MAINTAINED_AT_ONCE, True
-    if buffer.row.may_have_overdue:
+    if buffer.found.may_have_overdue:
         if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
             done = leases.reap(buffer, most)
         if any(task.num_pending for task in buffer.task_states.values()):

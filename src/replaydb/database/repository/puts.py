@@ -335,19 +335,28 @@ class _Session:
         for completes in (True, False):
             some = {uid: row for uid, row in replaced.items() if (uid in completed) is completes}
             self._delete(some, completes=completes)
-        usable = [record for record in accepted if self._is_usable(record, put.of_run)]
-        rivals = [record for record in usable if self._is_rival(record)]
+        states = {record.uid: self._state_columns(record, put.of_run) for record in accepted}
+        # Space is freed for groups that can be drawn, unless they can themselves be evicted for it.
+        usable = [one for one in accepted if states[one.uid]["group_status"] not in _NOT_DRAWN]
+        rivals, others = [], usable
+        if self.buffer.settings.keeps_best:
+            rivals = [
+                one for one in usable if states[one.uid]["group_status"] != GroupStatus.PENDING
+            ]
+            others = [
+                one for one in usable if states[one.uid]["group_status"] == GroupStatus.PENDING
+            ]
         for record in rivals:
             (size,) = _sizes([record]).values()
             capacity.check_fits(self.buffer, record.task_name, size)
         ignored = known.values() if put.on_duplicate == "ignore" else ()
         capacity.free_space(
             self.buffer,
-            _sizes(record for record in usable if not self._is_rival(record)),
+            _sizes(others),
             protected=[row.id for row in ignored],
         )
-        others = [record for record in accepted if record.uid not in self.written]
-        _insert_children(self.buffer.connection, others, ids)
+        unwritten = [record for record in accepted if record.uid not in self.written]
+        _insert_children(self.buffer.connection, unwritten, ids)
         self.buffer.row.limited_inserts += num_new
         kept = {
             ids[record.uid]: _kept(replaced[record.uid], record)
@@ -356,7 +365,7 @@ class _Session:
         }
         rows = [
             row | kept.get(row["id"], {"times_replaced": 0})
-            for row in self._group_rows(accepted, put.of_run, ids, highest)
+            for row in self._group_rows(accepted, put.of_run, ids, highest, states)
         ]
         for row in rows:
             self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
@@ -390,6 +399,7 @@ class _Session:
         of_run: RunRow | None,
         ids: Mapping[str, int],
         highest: Mapping[str, float],
+        states: Mapping[str, Mapping[str, Any]],
     ) -> list[dict[str, Any]]:
         """Return rows of groups, and add them to the counters of their tasks."""
         rows = []
@@ -406,7 +416,7 @@ class _Session:
                     "buffer_id": self.buffer.id,
                     "run_id": (of_run or self.buffer.scope.run).id,
                     "weight": weight,
-                    **self._status_columns(record, of_run),
+                    **states[record.uid],
                     "created_at": self.buffer.now,
                 }
                 row["completed_at"] = self.buffer.now if record.is_completed else None
@@ -422,17 +432,7 @@ class _Session:
                 rows.append(row)
         return sorted(rows, key=lambda row: int(row["id"]))
 
-    def _is_usable(self, record: GroupRecord, of_run: RunRow | None) -> bool:
-        """Return whether space is freed for a group by evicting others."""
-        columns = self._status_columns(record, of_run)
-        return columns["group_status"] not in (*capacity.UNSAMPLABLE, GroupStatus.ARCHIVED)
-
-    def _is_rival(self, record: GroupRecord) -> bool:
-        """Return whether a group can itself be evicted for space; pending groups can not."""
-        pending = record.facts["group_status"] == GroupStatus.PENDING
-        return self.buffer.settings.keeps_best and not pending
-
-    def _status_columns(self, record: GroupRecord, of_run: RunRow | None) -> dict[str, Any]:
+    def _state_columns(self, record: GroupRecord, of_run: RunRow | None) -> dict[str, Any]:
         """Return the status, staleness and comparable version of a group when it is put.
 
         A copied group keeps its comparable version if its lineage is that of the buffer. If the
@@ -458,6 +458,9 @@ class _Session:
             "group_status": status,
             "status_reason": reason,
         }
+
+
+_NOT_DRAWN = (*capacity.UNSAMPLABLE, GroupStatus.ARCHIVED)
 
 
 def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
