@@ -8,14 +8,16 @@ calls have run before.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from replaydb import Buffer, Store, Uniform, col
-from replaydb.buffer import drawing
+from replaydb import Buffer, Fifo, SamplingPolicy, Store, Uniform, col
 from replaydb.buffer.requests import draw_request
+from replaydb.database.repository import draws
 from support.groups import group, groups
 from support.proxy import PASS, Fate, Message, Proxy
 
@@ -35,15 +37,17 @@ RARE = col.tags["kind"] == "rare"
 
 async def sample_rare(buffer: Buffer, number: int) -> None:
     """Draw all groups that meet a filter: 12 of 200, which are read in four pages."""
-    buffer._slow_filters.clear()
     await buffer.sample(13, where=RARE, at_least=1)
 
 
-async def sample_slowly(buffer: Buffer, number: int) -> None:
-    """Draw with a filter that is evaluated before the locks."""
-    request = draw_request(8, Uniform(), None, RARE, None, None, None)
-    buffer._decide(drawing._shape(request), is_slow=True)
-    await buffer.sample(8, where=RARE)
+async def sample_large(policy: SamplingPolicy, buffer: Buffer, number: int) -> None:
+    """Draw from a large task with a filter that would need a scan of its groups."""
+    with (
+        patch.object(draws, "MOST_SCANNED", 0),
+        patch.object(draws, "KEYS_READ_AT_LEAST", 0),
+        patch.object(draws, "KEYS_READ_PER_GROUP", 1),
+    ):
+        await buffer.sample(8, policy, where=RARE)
 
 
 CALLS: dict[str, tuple[int, Call]] = {
@@ -55,7 +59,8 @@ CALLS: dict[str, tuple[int, Call]] = {
     "put that renews": (7, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="renew")),
     "sample": (4, lambda it, n: it.sample(8)),
     "sample with a rare filter": (10, sample_rare),
-    "sample with a rare filter that was slow": (7, sample_slowly),
+    "sample from a large task with a rare filter": (13, partial(sample_large, Uniform())),
+    "sample in order from a large task with a filter": (10, partial(sample_large, Fifo())),
     "lease and ack": (8, lease_and_ack),
     "update_priorities": (4, lambda it, n: it.update_priorities(range(1, 9), [2.0 + n] * 8)),
     "advance_policy": (5, lambda it, n: it.advance_policy(n)),

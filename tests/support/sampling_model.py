@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection
 
 import replaydb as rdb
 from replaydb.buffer.requests import draw_request
-from replaydb.database.repository import draws, preview
+from replaydb.database.repository import draws
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
@@ -98,18 +98,9 @@ class SamplingModel:
         policy: SamplingPolicy,
         condition: Filter = EVERYTHING,
         tasks: frozenset[str] | None = None,
-        *,
-        evaluated: bool = False,
     ) -> None:
-        """Draw and add the results to the frequencies.
-
-        With `evaluated`, the condition is evaluated before the draws, as for slow filters.
-        """
+        """Draw and add the results to the frequencies."""
         wanted = request(n, policy, tasks=tasks, where=condition.where)
-        if evaluated:
-            wanted = await self.buffer._database.read(
-                lambda it: preview.with_candidates(it, self.buffer._row, wanted)
-            )
         weights = self._weights(policy, condition, tasks)
         labels = {one: known.label for one, known in self.groups.items()}
         for drawn in await draw_often(self.buffer, wanted, times):
@@ -169,5 +160,9 @@ async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> lis
 
     drawn: list[Drawn] = []
     while len(drawn) < times:
-        drawn += await buffer._write(several(min(DRAWS_PER_TRANSACTION, times - len(drawn))))
+        try:
+            drawn += await buffer._write(several(min(DRAWS_PER_TRANSACTION, times - len(drawn))))
+        except draws.LongScanError:
+            assert times == 1, "the draws that it rolls back are not independent of it"
+            wanted = await buffer._evaluated(wanted, None)
     return drawn

@@ -61,11 +61,10 @@ class BufferCore:
         self._run = run
         self._row = row
         self._releasing: set[asyncio.Task[None]] = set()
-        self._drawn_tasks: frozenset[str] = frozenset()  # of the last draw
+        # Number of stored groups of the tasks of the last draw.
+        self._drawn_tasks: dict[str, int] = {}
         # Leases that this object has taken or opened, by id, while anything refers to them.
         self._leases: WeakValueDictionary[int, Lease] = WeakValueDictionary()
-        # Whether filters are slow to evaluate, and until when to assume that: see `Drawing._judge`.
-        self._slow_filters: dict[object, tuple[bool, float]] = {}
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,13 +51,6 @@ logger = logging.getLogger(__name__)
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 #: Time limit in seconds for counting why there were too few groups, and for maintenance before.
 EXPLAIN_SECONDS = 2.0
-#: If a draw takes longer to find its groups under the locks, draws with such filters evaluate them
-#: before the locks. If that does not help, or finds too many groups, they do not.
-SLOW_SECONDS = 0.02
-#: How long such a decision is kept, in seconds. It may have been due to other work on the machine.
-DECISION_SECONDS = 60.0
-#: Shapes of requests that are remembered.
-MOST_SLOW_FILTERS = 100
 #: How long a failed call waits, in seconds, until its lease is released.
 RELEASE_SECONDS = 5.0
 #: Pause in seconds before another attempt to release the lease.
@@ -72,16 +64,28 @@ class Drawing(BufferCore):
         if not request.quotas:
             return Result.nothing()
         explain = partial(self._explain, request, is_draw=True)
+        # An ordered draw cannot know how far it has to read.
+        is_long = request.has_ordered_filter and any(
+            size > draws.MOST_SCANNED
+            for name, size in self._drawn_tasks.items()
+            if request.tasks is None or name in request.tasks
+        )
         async with self._waiter(timeout, explain) as waiter:
             while True:
                 try:
-                    return await self._draw_now(request, waiter.end)
+                    found = await self._evaluated(request, waiter.end) if is_long else request
+                    return await self._draw_now(found, waiter.end)
+                except draws.LongScanError:
+                    is_long = True
                 except (NotEnoughGroupsError, RateLimitedError) as error:
                     if request.at_least == 0 and isinstance(error, NotEnoughGroupsError):
                         return Result.nothing()
-                    await waiter.wait(error, partial(self._may_suffice, request))
+                    check = partial(self._may_suffice, request, evaluates=is_long)
+                    await waiter.wait(error, check)
 
-    async def _may_suffice(self, request: DrawRequest, end: float | None) -> bool:
+    async def _may_suffice(
+        self, request: DrawRequest, end: float | None, *, evaluates: bool = False
+    ) -> bool:
         """Whether there would be enough groups if all were eligible. A lock-free read."""
         if request.statuses != (GroupStatus.COMPLETED,):
             return True
@@ -97,45 +101,20 @@ class Drawing(BufferCore):
             found += min(quota.count, sum(available.get(name, 0) for name in names))
         if found < request.at_least:
             return False
-        if (await self._evaluated(request, end)).may_suffice:
+        if not evaluates or (await self._evaluated(request, end)).may_suffice:
             return True
         # Groups of an expired lease, or with a passed deadline, become candidates by maintenance.
         return await self._read(self._is_maintenance_due, end)
 
     async def _evaluated(self, request: DrawRequest, end: float | None) -> DrawRequest:
-        """Return the request, with candidates if it was slow to find them under the locks.
-
-        With a seed the same calls draw the same groups, so it must not depend on the time.
-        """
-        if not request.has_filter or self._row.settings.seed is not None:
-            return request
-        shape = _shape(request)
-        is_slow, until = self._slow_filters.get(shape, (False, 0.0))
-        if not is_slow or time.monotonic() > until:
-            return request
-        evaluated = await self._read(
+        """Return the request with the groups that meet its filters. A lock-free read."""
+        is_single = len(request.quotas) == 1 and not request.has_ordered_filter
+        return await self._read(
             lambda connection: preview.with_candidates(connection, self._row, request),
             end,
             has_any=lambda it: it.may_suffice,
-            single=len(request.quotas) == 1 and not self._row.settings.indexed_tags,
+            single=is_single and not self._row.settings.indexed_tags,
         )
-        if not evaluated.is_evaluated:
-            self._decide(shape, is_slow=False)
-        return evaluated
-
-    def _judge(self, request: DrawRequest, seconds: float) -> None:
-        """Decide where such filters are evaluated if finding the groups of a request took long."""
-        if seconds <= SLOW_SECONDS or not request.has_filter:
-            return
-        shape = _shape(request)
-        is_slow, until = self._slow_filters.get(shape, (True, 0.0))
-        if request.is_evaluated or is_slow or time.monotonic() > until:
-            self._decide(shape, is_slow=not request.is_evaluated)
-
-    def _decide(self, shape: object, *, is_slow: bool) -> None:
-        if len(self._slow_filters) >= MOST_SLOW_FILTERS:
-            self._slow_filters.clear()
-        self._slow_filters[shape] = is_slow, time.monotonic() + DECISION_SECONDS
 
     async def _explain(
         self, request: DrawRequest, error: ReplayDBError, *, is_draw: bool = False
@@ -160,7 +139,6 @@ class Drawing(BufferCore):
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
         has_text = False
-        request = await self._evaluated(request, end)
 
         def work(scope: Scope, connection: Connection) -> Drawn:
             nonlocal drawn, has_text
@@ -173,12 +151,10 @@ class Drawing(BufferCore):
                 leases=request.lease is not None,
                 reads=draws.first_reads(self.id, request, self._drawn_tasks),
             ) as buffer:
-                began = time.perf_counter()
-                try:
-                    found = draws.draw(buffer, request)
-                finally:
-                    self._judge(request, time.perf_counter() - began)
-            self._drawn_tasks = frozenset(buffer.task_states)
+                self._drawn_tasks = {
+                    name: task.stored_groups for name, task in buffer.task_states.items()
+                }
+                found = draws.draw(buffer, request)
             has_text = bool(found.contents.with_text)
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
@@ -346,16 +322,6 @@ class Result:
         """Raise `CorruptPayloadError`, with the intact groups, if some groups are damaged."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
-
-
-def _shape(request: DrawRequest) -> object:
-    """Return what requests have in common whose filters differ only in values."""
-    keys = (
-        (quota, quota.eligible._generate_cache_key())
-        for quota in request.quotas
-        if quota.eligible is not None
-    )
-    return tuple((type(quota.policy), quota.tasks, key and key.key) for quota, key in keys)
 
 
 def _may_pass(error: DatabaseError) -> bool:

@@ -1,4 +1,4 @@
-"""Filters that are slow to evaluate: a draw evaluates them before it locks the tasks.
+"""Filters that need a scan of a large task: a draw evaluates them before it locks the tasks.
 
 `test_proportions.py` tests the frequencies of such draws.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,9 +17,9 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.buffer import drawing
 from replaydb.buffer.requests import draw_request
-from replaydb.database.repository import preview
+from replaydb.database.repository import draws, preview
 from replaydb.database.repository.draw_request import DrawRequest
-from replaydb.database.statements.candidates import select_candidates
+from replaydb.database.statements.candidates import select_candidates, select_eligible
 from support.clock import Clock
 from support.groups import episode, group
 
@@ -29,15 +28,11 @@ REQUEST = draw_request(1, rdb.Uniform(), None, RARE, None, None, None)
 
 
 @pytest.fixture(autouse=True)
-def every_filter_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a draw with a filter, draws with such filters evaluate them before the locks."""
-    judge = drawing.Drawing._judge
-
-    def judge_once(self: drawing.Drawing, request: DrawRequest, seconds: float) -> None:
-        if not request.is_evaluated:
-            judge(self, request, 60.0)
-
-    monkeypatch.setattr(drawing.Drawing, "_judge", judge_once)
+def every_task_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every filter would need a scan of a large task."""
+    monkeypatch.setattr(draws, "MOST_SCANNED", 0)
+    monkeypatch.setattr(draws, "KEYS_READ_AT_LEAST", 0)
+    monkeypatch.setattr(draws, "KEYS_READ_PER_GROUP", 1)
 
 
 @pytest.fixture
@@ -50,7 +45,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[obje
         self: drawing.Drawing, request: DrawRequest, end: float | None
     ) -> DrawRequest:
         evaluated = await evaluate(self, request, end)
-        for call in calls if evaluated is not request else ():
+        for call in calls:
             await call()
         return evaluated
 
@@ -59,10 +54,8 @@ def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Awaitable[obje
 
 
 async def put_rare(buffer: Buffer, rare: int, common: int = 30) -> None:
-    """Put groups, and draw once, so that the filter is known to be slow."""
     await buffer.put([group(f"common-{number}") for number in range(common)])
     await buffer.put([group(f"rare-{number}", tags={"kind": "rare"}) for number in range(rare)])
-    await buffer.sample(1, where=RARE)
 
 
 async def until_put(buffer: Buffer) -> None:
@@ -90,7 +83,7 @@ async def test_the_groups_drawn(
 ) -> None:
     await put_rare(buffer, 10)
     await buffer.update_priorities([38], [5.0])
-    for _ in range(2):  # the first draw with this strategy evaluates under the locks
+    for _ in range(2):  # the first draw does not know yet that the task is large
         batch = await buffer.sample(3, policy, where=RARE)
         drawn = uids(batch)
         assert len(set(drawn)) == 3
@@ -130,7 +123,6 @@ async def test_groups_put_meanwhile_are_drawn_if_they_are_needed(
 async def test_leases_of_one_moment_share_no_group(buffer: Buffer) -> None:
     """They find the same candidates, of which each then leases others."""
     await put_rare(buffer, 24)
-    await buffer.sample(2, rdb.Fifo(), where=RARE)
     leases = await asyncio.gather(*(buffer.lease(2, ttl=60, where=RARE) for _ in range(12)))
     assert len({group_id for lease in leases for group_id in lease.batch.ids}) == 24
     with pytest.raises(rdb.NotEnoughGroupsError) as caught:
@@ -174,17 +166,41 @@ async def test_many_candidates_are_found_under_the_locks(
     assert len(await buffer.sample(10, where=RARE)) == 10
 
 
-async def test_with_a_seed_the_duration_has_no_effect(url: str) -> None:
+@pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized(), rdb.StalestFirst()])
+async def test_the_size_of_a_task_has_no_effect_on_what_is_drawn(
+    url: str, policy: rdb.SamplingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Store.open(url, run="test") as store:
-        buffer = await store.buffer("math", seed=1)
-        await put_rare(buffer, 9)
-        assert await buffer._evaluated(REQUEST, None) is REQUEST
+        drawn = []
+        for name, most in (("large", 0), ("small", 20_000)):
+            monkeypatch.setattr(draws, "MOST_SCANNED", most)
+            buffer = await store.buffer(name, seed=1)
+            await put_rare(buffer, 9)
+            several = [await buffer.sample(n, policy, where=RARE) for n in (3, 1, 2)]
+            several.append(await buffer.sample(20, policy))
+            drawn.append([uids(batch) for batch in several])
+        assert drawn[0] == drawn[1]
 
 
-def is_slow(buffer: Buffer) -> bool:
-    """Whether draws with the filter evaluate it before the locks."""
-    slow, until = buffer._slow_filters.get(drawing._shape(REQUEST), (False, 0.0))
-    return slow and until > time.monotonic()
+async def test_a_large_task_is_not_scanned_under_its_locks(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless too few of the groups found before meet the filter under the locks."""
+    scans = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal scans
+        scans += 1
+        return select_eligible(*args)
+
+    monkeypatch.setattr(draws, "select_eligible", counted)
+    await put_rare(buffer, 9)
+    for policy in (rdb.Uniform(), rdb.Fifo()):
+        await buffer.sample(3, policy, where=RARE)
+        await buffer.sample({"gsm8k": 2, "code": 2}, policy, where=RARE, at_least=2)
+    assert scans == 0
+    await buffer.sample(12, where=RARE, at_least=1)
+    assert scans == 1
 
 
 @pytest.mark.parametrize("reason", ["an expired lease", "a passed deadline"])
@@ -208,52 +224,6 @@ async def test_a_waiting_draw_gets_groups_that_maintenance_returns(
     clock.jump(61)
     async with asyncio.timeout(60):
         assert len(await waiting) == 3
-
-
-async def test_a_decision_is_temporary(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow draw may be due to other work on the machine."""
-    await put_rare(buffer, 3)
-    assert is_slow(buffer)
-    monkeypatch.setattr(drawing, "DECISION_SECONDS", 0.0)
-    await buffer.sample(1, rdb.Fifo(), where=RARE)
-    await asyncio.sleep(0.001)
-    request = draw_request(1, rdb.Fifo(), None, RARE, None, None, None)
-    assert await buffer._evaluated(request, None) is request
-    buffer._slow_filters.clear()
-    assert await buffer._evaluated(REQUEST, None) is REQUEST
-
-
-async def test_a_filter_is_not_evaluated_before_the_locks_if_that_does_not_help(
-    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await put_rare(buffer, 3)
-    evaluated = await buffer._evaluated(REQUEST, None)
-    assert evaluated.is_evaluated
-    monkeypatch.undo()  # judges every draw
-    buffer._judge(REQUEST, 60.0)  # of a draw that began before
-    assert is_slow(buffer)
-    buffer._judge(evaluated, 60.0)  # slow although the groups were known
-    assert not is_slow(buffer)
-    buffer._judge(REQUEST, 60.0)
-    assert not is_slow(buffer)
-    buffer._slow_filters.clear()
-    buffer._judge(REQUEST, 60.0)
-    assert is_slow(buffer)
-    monkeypatch.setattr(preview, "MOST_CANDIDATES", 2)
-    assert not (await buffer._evaluated(REQUEST, None)).is_evaluated
-    assert not is_slow(buffer)
-
-
-async def test_filters_are_judged_separately(buffer: Buffer) -> None:
-    """Their values do not matter, nor do the names of tags."""
-    await put_rare(buffer, 3)
-    for where, slow in (
-        (rdb.col.tags["kind"] == "common", True),
-        (rdb.col.tags["level"] == "rare", True),
-        (rdb.col.reward_mean > 0.5, False),
-    ):
-        request = draw_request(1, rdb.Uniform(), None, where, None, None, None)
-        assert (drawing._shape(request) in buffer._slow_filters) == slow
 
 
 async def test_the_evaluation_uses_the_tag_index(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement
 
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.domain.episodes import GroupStatus
-from replaydb.domain.policies import SimplePolicy
+from replaydb.domain.policies import Prioritized, SimplePolicy, Uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Quota:
         task_name: The task that the quota is for, in errors.
         conditions: The conditions that `eligible` combines, by the name under which an error
             counts the groups that do not meet them.
-        candidates: Ids of the groups that met `eligible` before the tasks were locked, by task;
-            None: unknown.
+        candidates: Ids of the groups that met `eligible` before the tasks were locked, by task; if
+            the order is that of a column, of the first of them. None: unknown.
     """
 
     policy: SimplePolicy
@@ -37,6 +37,11 @@ class Quota:
     task_name: str | None = None
     conditions: Mapping[str, ColumnElement[bool]] = field(default_factory=dict)
     candidates: Mapping[str, Sequence[int]] | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether groups are taken in the order of a column, not at random."""
+        return not isinstance(self.policy, Uniform | Prioritized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class DrawRequest:
         lease: Terms of the lease on the groups; None: they are not leased.
         loads: Whether the groups are read, or only their rows.
         is_large: Whether they are too large to be read by the last statement of the transaction.
+        is_evaluated: Whether filters were evaluated before the tasks were locked.
     """
 
     quotas: tuple[Quota, ...]
@@ -70,6 +76,7 @@ class DrawRequest:
     lease: LeaseTerms | None = None
     loads: bool = True
     is_large: bool = False
+    is_evaluated: bool = False
 
     @property
     def is_claim(self) -> bool:
@@ -77,19 +84,14 @@ class DrawRequest:
         return self.statuses == (GroupStatus.PENDING,)
 
     @property
-    def has_filter(self) -> bool:
-        """Whether some quota has a filter."""
-        return any(quota.eligible is not None for quota in self.quotas)
+    def has_ordered_filter(self) -> bool:
+        """Whether some quota has a filter and takes groups in the order of a column."""
+        return any(quota.eligible is not None and quota.is_ordered for quota in self.quotas)
 
     @property
     def count(self) -> int:
         """Total number of groups."""
         return sum(quota.count for quota in self.quotas)
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the groups that meet some filter are known."""
-        return any(quota.candidates is not None for quota in self.quotas)
 
     @property
     def may_suffice(self) -> bool:

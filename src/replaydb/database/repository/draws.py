@@ -70,6 +70,8 @@ KEYS_READ_AT_LEAST = 200
 #: `KEYS_READ_TO_ESTIMATE` rows are eligible, the read is abandoned at once if a tag index has them.
 SCANNED_PER_LOOKUP = 16
 KEYS_READ_TO_ESTIMATE = 64
+#: If a task has more groups, a filter that needs a scan of them is evaluated before the locks.
+MOST_SCANNED = 20_000
 #: The first reads of up to this many tasks are made in the round trip that locks them.
 MOST_FIRST_READS = 8
 #: A read by key is also abandoned before the clock would advance further than this, in mean
@@ -78,10 +80,18 @@ MOST_FIRST_READS = 8
 MAX_CLOCK_ADVANCE = 2.0**-6 * tasks.MAX_CLOCK
 
 
+class LongScanError(Exception):
+    """Raised by a draw that would scan a large task while it is locked.
+
+    The draw is rolled back, its filters are evaluated without locks, and then it is retried.
+    """
+
+
 def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     """Take groups of locked tasks, count them and give them new keys.
 
     Raises:
+        LongScanError: Its filters must be evaluated first.
         NotEnoughGroupsError: There are fewer than wanted at least, or none at all; what was done
             is to be rolled back.
         RateLimitedError: The buffer's rate limit does not allow a draw of this size now.
@@ -328,17 +338,32 @@ class _Drawing:
             most = _max_lookups_in_order(task.stored_groups, quota.count)
             rows = self._look_up(partition, order, eligible, most, known)
             if rows is None:
+                self._check_scan(quota, task)
                 rows = ordered_reads.first(
                     self._connection, partition, order, quota.count, eligible
                 )
             keys = np.array([ordered_reads.sort_key(order, row) for row in rows], np.float64)
             return Candidates.of(task, status, rows, keys)
-        if status is GroupStatus.COMPLETED and known is None:
-            found = self._read_by_key(partition, order, task, quota.count, eligible)
+        if status is GroupStatus.COMPLETED:  # groups of other statuses have no keys
+            found = self._read_by_key(
+                partition, order, task, quota.count, eligible, abandons=known is not None
+            )
             if found is not None:
                 return found
-        # Other statuses keep no arrivals.
-        return self._scan(partition, order, task, eligible, known)
+        rows = self._look_up(partition, order, eligible, _max_lookups(task), known)
+        if rows is None:
+            self._check_scan(quota, task)
+            rows = execute(self._connection, select_eligible(partition, eligible))
+        weights = np.array([row.weight for row in rows], np.float64)
+        variates = task.exponentials(self._buffer.settings, len(rows))
+        keys = waiting_times(variates, rates(order.clock, weights))
+        return Candidates.of(task, status, rows, keys)
+
+    def _check_scan(self, quota: Quota, task: TaskState) -> None:
+        """Raise if a filter is about to be evaluated for many groups under the locks."""
+        is_filtered = quota.eligible is not None and not self._request.is_evaluated
+        if is_filtered and task.stored_groups > MOST_SCANNED:
+            raise LongScanError
 
     def _read_by_key(
         self,
@@ -347,11 +372,15 @@ class _Drawing:
         task: TaskState,
         count: int,
         eligible: ColumnElement[bool] | None,
+        *,
+        abandons: bool,
     ) -> Candidates | None:
         """Read the groups of a task by key, up to `count` eligible ones and those passed over.
 
         Returns:
             None if so few are eligible, or their keys are so large, that a scan is faster.
+            Also if it `abandons` the read in any case: an earlier attempt was rolled back after it
+            had read these keys.
         """
         assert order.clock is not None  # noqa: S101
         time, rate = task.time(order.clock), task.rate(order.clock)
@@ -380,6 +409,9 @@ class _Drawing:
             if at_end:
                 break
             page = min(2 * page, longest - len(rows))
+        if abandons:
+            self._abandon(order, task, rows, horizon)
+            return None
         keys = remaining_times(task, order.clock, rows)
         verdicts = np.array([bool(row.eligible) for row in rows], np.bool_)
         return Candidates.of(
@@ -407,23 +439,6 @@ class _Drawing:
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
         self._settle([_Chosen(order, passed, np.zeros(0, np.int64), elapsed)])
-
-    def _scan(
-        self,
-        partition: Partition,
-        order: Order,
-        task: TaskState,
-        eligible: ColumnElement[bool] | None,
-        known: Sequence[int] | None,
-    ) -> Candidates:
-        """Read every eligible group of a partition, with keys generated for this draw alone."""
-        rows = self._look_up(partition, order, eligible, _max_lookups(task), known)
-        if rows is None:
-            rows = execute(self._connection, select_eligible(partition, eligible))
-        weights = np.array([row.weight for row in rows], np.float64)
-        variates = task.exponentials(self._buffer.settings, len(rows))
-        keys = waiting_times(variates, rates(order.clock, weights))
-        return Candidates.of(task, GroupStatus(partition.status), rows, keys)
 
     def _look_up(
         self,

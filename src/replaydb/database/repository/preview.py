@@ -39,8 +39,10 @@ from replaydb.errors import NotEnoughGroupsError
 
 #: Groups per page for which keys are generated.
 PAGE = 8192
-#: A filter that more groups meet is evaluated under the locks: its groups are found quickly.
+#: A filter that more groups meet is evaluated under the locks.
 MOST_CANDIDATES = MAX_LOOKUPS
+#: Candidates for each group wanted of an ordered draw. Other calls may take the first of them.
+CANDIDATES_PER_GROUP = 2
 
 
 def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Drawn:
@@ -77,6 +79,14 @@ def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequ
     def evaluated(quota: Quota) -> Quota:
         if quota.eligible is None:
             return quota
+        candidates: dict[str, list[int]] = {}
+        if quota.is_ordered and request.statuses == (GroupStatus.COMPLETED,):
+            task_states = tasks.read(connection, cached.id).values()
+            more = replace(quota, count=CANDIDATES_PER_GROUP * quota.count)
+            found = _quota(connection, cached, task_states, more, ())
+            for name, group_id in zip(found.task_names, found.ids, strict=True):
+                candidates.setdefault(name, []).append(group_id)
+            return replace(quota, candidates=candidates)
         which = Selection(
             cached.id, tasks=quota.tasks, statuses=request.statuses, where=quota.eligible
         )
@@ -84,12 +94,11 @@ def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequ
         rows = execute(connection, statement)
         if len(rows) > MOST_CANDIDATES:
             return quota
-        candidates: dict[str, list[int]] = {}
         for row in rows:
             candidates.setdefault(row.task_name, []).append(row.id)
         return replace(quota, candidates=candidates)
 
-    return replace(request, quotas=tuple(map(evaluated, request.quotas)))
+    return replace(request, quotas=tuple(map(evaluated, request.quotas)), is_evaluated=True)
 
 
 def _fresh(
