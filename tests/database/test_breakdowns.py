@@ -60,7 +60,7 @@ async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.Mon
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
-        monkeypatch.setattr("replaydb.database.sqlite.backend.LOCK_SECONDS", 0.2)
+        monkeypatch.setattr("replaydb.database.sqlite.begin.LOCK_SECONDS", 0.2)
         async with transaction(sqlite_url) as other:
             await other.execute(select(1))  # BEGIN runs with it
             with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY"):

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 import replaydb as rdb
 from replaydb import PayloadsReadOnlyError, PayloadsUnavailableError, Store
 from replaydb.database import payloads as outside
-from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.administration import PostgresqlAdministration
 from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.operations import examine, verify
 from replaydb.packs import Instance
@@ -223,7 +223,9 @@ async def test_a_system_without_times_of_birth(
                 patched.setattr("ctypes.CDLL", fail)
             async with Store.open(sqlite_url, payloads=folder.as_uri()) as store:
                 await (await store.buffer("math")).put(group())
-                instance = await store._database.read(store._database.backend.instance)
+                instance = await store._database.read(
+                    store._database.backend.administration.instance
+                )
                 assert ("birth" in instance.facts) != is_missing
 
 
@@ -323,12 +325,12 @@ async def test_doctor(original: str, copied: str) -> None:
 async def test_timelines(original: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A promoted standby takes over; the server that it replaced is refused."""
     timeline = 1
-    read = PostgresqlBackend.instance
+    read = PostgresqlAdministration.instance
 
-    def on_timeline(backend: PostgresqlBackend, connection: Connection) -> Instance:
-        return replace(read(backend, connection), timeline=timeline)
+    def on_timeline(it: PostgresqlAdministration, connection: Connection) -> Instance:
+        return replace(read(it, connection), timeline=timeline)
 
-    monkeypatch.setattr(PostgresqlBackend, "instance", on_timeline)
+    monkeypatch.setattr(PostgresqlAdministration, "instance", on_timeline)
     async with Store.open(original) as old:
         buffer = await old.buffer("math")
         await buffer.put(group("old"))
@@ -377,4 +379,4 @@ async def test_facts_that_a_user_may_not_read(own_url: str, folder: Path) -> Non
 
 def _as_ordinary_role(connection: Connection) -> Instance:
     connection.execute(text("SET LOCAL ROLE pg_signal_backend"))
-    return PostgresqlBackend.instance(None, connection)  # type: ignore[arg-type]
+    return PostgresqlAdministration.instance(None, connection)  # type: ignore[arg-type]

@@ -278,7 +278,7 @@ async def test_network_filesystems_are_refused(
     with pytest.raises(rdb.NotSupportedError, match=f"network filesystem .{kind}.*PostgreSQL"):
         await Store.open("sqlite:////mnt/shared data/run/replay.db")
     for local in ("/mnt/shared data/local/replay.db", "/mnt/other/replay.db"):
-        await backend_for(f"sqlite:///{local}").check_target()
+        await backend_for(f"sqlite:///{local}").schema.check_target()
 
 
 async def test_a_file_that_is_a_mount_is_refused(list_mounts: Callable[[str], None]) -> None:

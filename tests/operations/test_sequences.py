@@ -114,9 +114,9 @@ async def test_every_table_of_a_copy_accepts_rows(
 async def test_a_copy_whose_sequences_stay_behind_stays_closed(
     populated: str, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = type(backend_for(empty_url))
+    administration = type(backend_for(empty_url).administration)
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "advance_sequences", lambda *_: None)
+        patched.setattr(administration, "advance_sequences", lambda *_: None)
         with pytest.raises(rdb.DatabaseError, match=r"of table \w+ the sequence has generated"):
             await copy(populated, empty_url)
     with pytest.raises(rdb.SchemaError, match="not finished"):

@@ -149,7 +149,7 @@ async def test_groups_that_contradict_their_rows(populated: str, statement: Any,
 
 async def test_rows_without_parents(populated_sqlite_url: str) -> None:
     """PostgreSQL prevents them."""
-    engine = backend_for(populated_sqlite_url).migration_engine()
+    engine = backend_for(populated_sqlite_url).schema.engine()
     async with engine.begin() as connection:
         await connection.execute(delete(episode_group).where(episode_group.c.id == 3))
     await engine.dispose()

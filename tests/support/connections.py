@@ -15,8 +15,8 @@ from replaydb.database.engines import backend_for
 async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
     """Run one read-write transaction with foreign keys enabled."""
     backend = backend_for(url)
-    if backend.file is not None:
-        backend.file.touch()  # only creating the tables creates the file
+    if backend.schema.file is not None:
+        backend.schema.file.touch()  # only creating the tables creates the file
     engine = backend.writer_engine()
     try:
         async with engine.begin() as connection:

@@ -217,7 +217,7 @@ class Store:
             return buffers.find(connection, name)
 
         def make(connection: Connection) -> BufferRow | None:
-            self._database.backend.share_schema(connection)
+            self._database.backend.schema.share(connection)
             if find(connection) is None:
                 buffers.create(connection, name, fresh, datetime.now(UTC))
             return buffers.find(connection, name)
@@ -261,7 +261,9 @@ class Store:
             Seconds. None if the server is not a standby, and for SQLite. Infinite if the standby is
             not connected to a primary and has applied no transaction since it was started.
         """
-        return await self._database.read(self._database.backend.replication_lag, single=True)
+        return await self._database.read(
+            self._database.backend.administration.replication_lag, single=True
+        )
 
     async def run_stats(self, run: str, *, limit: int = 20_000) -> RunStats:
         """Return statistics of a run: groups and rewards by policy version, draws by staleness.
@@ -403,7 +405,7 @@ class Store:
         if self._run is None:
 
             def work(connection: Connection) -> RunRow:
-                self._database.backend.share_schema(connection)
+                self._database.backend.schema.share(connection)
                 copying.check_no_copy(connection)
                 return buffers.find_or_add_run(
                     connection,

@@ -44,7 +44,7 @@ async def begin_copy(backend: Backend) -> str:
                 raise SchemaError(f"{what}; {how}", revision, REVISIONS[-1])
         elif used := await connection.run_sync(first_in_use):
             expected = "an empty database, or an unfinished copy"
-            if backend.file is None:
+            if backend.schema.file is None:
                 how = "name another database, or empty this one with `replaydb db downgrade base`"
             else:
                 how = "name a new file, or delete this one first"
@@ -74,7 +74,7 @@ def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
     Raises:
         SchemaError: Another copy has begun.
     """
-    backend.share_schema(connection)
+    backend.schema.share(connection)
     revision = connection.scalar(revisions.version_query)
     if revision != mark:
         what = "another copy into it has begun since; only the one that began last can continue"

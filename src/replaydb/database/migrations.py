@@ -105,7 +105,7 @@ async def upgrade(
     backend = _backend(target)
     existed = await _run(backend, command.upgrade, revision)
     if existed and revisions.problem_of(backend, await revisions.find(backend)) is None:
-        await backend.create_indexes(_INDEXES, progress or no_progress)
+        await backend.schema.create_indexes(_INDEXES, progress or no_progress)
 
 
 async def downgrade(target: Backend | str | URL, revision: str) -> None:
@@ -202,12 +202,12 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
         DatabaseError: The database cannot be reached, read or upgraded. With False also: the file
             does not exist.
     """
-    await backend.check_target(exists=migrate is False)
+    await backend.schema.check_target(exists=migrate is False)
     found = await revisions.find(backend)
     problem = revisions.problem_of(backend, found)
     if problem is None:
         return
-    is_new_file = backend.file is not None and found == revisions.NOTHING
+    is_new_file = backend.schema.file is not None and found == revisions.NOTHING
     allowed = is_new_file if migrate is None else migrate
     if not (allowed and isinstance(problem, SchemaOutOfDateError)):
         raise problem
@@ -234,7 +234,7 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
 
     config = _config()
     create = action is command.upgrade
-    if create and backend.is_new_file():  # before the file is created
+    if create and backend.schema.is_new_file():  # before the file is created
         scripts = ScriptDirectory.from_config(config)
         try:
             create = any(scripts.iterate_revisions(revision, None, implicit_base=True))
@@ -255,7 +255,7 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
             raise problem
         if problem is not None or action is command.downgrade:
             names = await connection.run_sync(lambda it: inspect(it).get_table_names())
-            await backend.lock_tables(connection, names)
+            await backend.schema.lock_tables(connection, names)
         try:
             await connection.run_sync(run)
         except CommandError as error:

@@ -372,7 +372,7 @@ class Payloads:
         database = self._database
 
         async def read_instance(end: float) -> Instance:
-            return await database.write(database.backend.instance, end=end)
+            return await database.write(database.backend.administration.instance, end=end)
 
         return PayloadStore.at(url, store_uid, read_instance)
 

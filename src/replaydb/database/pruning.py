@@ -72,7 +72,7 @@ class Pruning:
         """
         if self.report.dry_run:
             marker = await self._payload_store.check(self._end)
-            instance = await self._read(self._database.backend.instance)
+            instance = await self._read(self._database.backend.administration.instance)
             if (refused := self._payload_store.refusal(marker, instance)) is not None:
                 self.report = replace(self.report, refused=str(refused))
         else:

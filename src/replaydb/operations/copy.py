@@ -118,7 +118,7 @@ async def copy(
     progress = checks.optional(checks.function, "progress", progress)
     origin, destination = backend_for(source, read_only=True), backend_for(target)
     await migrations.prepare(origin, migrate=False)
-    await destination.check_target()
+    await destination.schema.check_target()
     async with _opened(Database(origin)) as ours:
         # Before anything is written: a copy needs the right to read sequences.
         await ours.database.read(lambda connection: sequences.positions(origin, connection))
@@ -289,7 +289,7 @@ class _Copying:
         location = await snapshot.read(packs.payload_store)
 
         def settle(connection: Connection) -> None:
-            target.advance_sequences(connection, ids)
+            target.administration.advance_sequences(connection, ids)
             packs.recount(connection, target.now(connection))
             if location is not None:
                 packs.set_grace(connection, location.grace_seconds)

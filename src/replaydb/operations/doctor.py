@@ -46,17 +46,17 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
     backend = backend_for(url, read_only=True)
     found: list[Finding] = []
     try:
-        await backend.check_target()
+        await backend.schema.check_target()
     except NotSupportedError as error:
         fix = "keep it in a folder of a local disk, under one name, or use PostgreSQL"
         return (Finding("bad", "location", str(error), fix),)
     database = Database(backend)
     try:
         end = end_in(PATIENCE_SECONDS)
-        found += await backend.examine_connections(end)
+        found += await backend.administration.examine_connections(end)
         if any(finding.level == "bad" for finding in found):
             return tuple(found)
-        found += await database.read(backend.examine, end=end)
+        found += await database.read(backend.administration.examine, end=end)
         found.append(await database.read(lambda it: _clock(backend, it), end=end))
         tables = await _tables(backend)
         found += tables
@@ -114,7 +114,7 @@ def _sequences(backend: Backend, connection: Connection) -> Finding:
     if behind := sequences.behind(backend, connection):
         shown = "; ".join(f"{one.table}: {one}" for one in behind)
         return Finding("bad", "sequences", shown, "replaydb verify --repair")
-    if not backend.last_ids(connection):
+    if not backend.administration.last_ids(connection):
         what = "not checked: only users with SELECT on sequences can read their positions"
         return Finding("good", "sequences", what)
     return Finding("good", "sequences", "they will not generate ids of existing rows")
@@ -136,7 +136,7 @@ async def _payloads(database: Database) -> Finding:
         return Finding("bad", "payload store", str(error), fix)
     except ReplayDBError as error:  # the client of object stores is not installed
         return Finding("bad", "payload store", str(error), "install replaydb[obstore]")
-    instance = await database.read(database.backend.instance)
+    instance = await database.read(database.backend.administration.instance)
     if (refused := store.refusal(marker, instance)) is not None:
         return Finding("warning", "payload store", str(refused), "replaydb db adopt-payloads")
     return Finding("good", "payload store", row.url)

@@ -9,6 +9,7 @@ from replaydb.database.engines import backend_for
 from replaydb.database.runtime import revisions
 from replaydb.database.tables.schema import metadata
 from replaydb.domain import checks
+from replaydb.errors import NotSupportedError
 
 
 async def roles(
@@ -39,14 +40,20 @@ async def roles(
     backend = backend_for(url)
     tables = [*sorted(metadata.tables), revisions.VERSION_TABLE]
 
+    own = backend.administration.roles
+    if own is None:
+        raise NotSupportedError(
+            f"{backend.shown}: SQLite has no roles; set the permissions of the file, or open it "
+            "with Store.open(url, read_only=True)"
+        )
+
     def work(connection: Connection) -> tuple[str, ...]:
-        found = backend.role_statements(connection, name, tables, apply=run)
+        found = own.statements(connection, name, tables, apply=run)
         if run:
             for statement in found:
                 connection.execute(statement)
         return tuple(str(one.compile(dialect=connection.dialect)).strip() for one in found)
 
-    backend.check_roles()
     await migrations.prepare(backend, migrate=False)
     async with revisions.schema_transaction(backend) as connection:
         return await connection.run_sync(work)

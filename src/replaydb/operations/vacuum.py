@@ -53,6 +53,7 @@ async def vacuum(url: str | URL) -> VacuumReport:
     """
     backend = backend_for(url)
     await migrations.prepare(backend, migrate=False)
-    before = await backend.size()
-    await backend.vacuum()
-    return VacuumReport(before, await backend.size())
+    administration = backend.administration
+    before = await administration.size()
+    await administration.vacuum()
+    return VacuumReport(before, await administration.size())

@@ -160,7 +160,7 @@ class _Verifying:
         async with self._database.snapshot(end_in(BULK_SECONDS)) as snapshot:
             groups, parts = await snapshot.read(_totals)
             self._update(num_groups=groups, total_payloads=parts)
-            damage = await snapshot.read(backend.damage)
+            damage = await snapshot.read(backend.administration.damage)
             self._add_problems(Problem("damage", where, what) for where, what in damage)
             if damage:
                 return

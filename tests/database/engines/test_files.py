@@ -85,7 +85,7 @@ _SHORT_OF_MEMORY = """
 import asyncio, os, resource, sys
 import alembic.command, replaydb
 from pathlib import Path
-from replaydb.database.engines import postgresql, sqlite
+import replaydb.database.postgresql.backend, replaydb.database.sqlite.backend
 
 async def open_with(spare):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -135,8 +135,8 @@ async def test_a_disk_that_is_full_at_open(
 ) -> None:
     full = "PRAGMA max_page_count = 4"
     with monkeypatch.context() as patch:
-        given = SqliteBackend._pragmas
-        patch.setattr(SqliteBackend, "_pragmas", lambda self, *more: [*given(self, *more), full])
+        given = SqliteBackend.pragmas
+        patch.setattr(SqliteBackend, "pragmas", lambda self, *more: [*given(self, *more), full])
         with pytest.raises(rdb.DatabaseFullError, match="SQLITE_FULL") as caught:
             await Store.open(empty_sqlite_url)
         assert "\n" not in str(caught.value)

@@ -292,6 +292,6 @@ def test_shown_urls_have_no_passwords(tmp_path: Path) -> None:
     assert backend.shown == f"postgresql://:***@one:7,two/replay?user=me&sslkey={key}"
     dataset = ReplayDataset(url=url, buffer="math", batch_size=2)
     engine = backend.writer_engine()
-    for shown in (repr(dataset), repr(backend._url), repr(engine), repr(engine.pool.__dict__)):
+    for shown in (repr(dataset), repr(backend.url), repr(engine), repr(engine.pool.__dict__)):
         assert "alpha" not in shown
         assert "bravo" not in shown

@@ -69,7 +69,7 @@ async def test_a_new_database_gets_its_indexes_with_its_tables(
     """So a store on a new file opens without another transaction."""
     backend = backend_for(empty_url)
     created = AsyncMock()
-    monkeypatch.setattr(backend, "create_indexes", created)
+    monkeypatch.setattr(type(backend.schema), "create_indexes", created)
     await migrations.upgrade(backend)
     created.assert_not_called()
     assert await migrations.check(backend) == ()
@@ -208,7 +208,7 @@ async def test_an_index_of_a_table_with_rows_is_created_after_its_revision(
     await migrations.downgrade(own_url, "0010")
     backend = backend_for(own_url)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "create_indexes", AsyncMock())
+        patch.setattr(type(backend.schema), "create_indexes", AsyncMock())
         await migrations.upgrade(backend)
     assert await migrations.check(own_url) == ("add index ix_pack_mostly_dead",)
     await migrations.downgrade(own_url, "0010")

@@ -14,7 +14,7 @@ from sqlalchemy import inspect, select, text
 from replaydb import Store
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.postgresql import backend
+from replaydb.database.postgresql import schema_changes
 from replaydb.database.runtime import revisions
 from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import DatabaseError, InvalidInputError
@@ -231,7 +231,7 @@ async def test_an_upgrade_gives_up_if_the_tables_are_always_in_use(
     own_postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release_next(tmp_path, monkeypatch, ADD_COLUMN)
-    monkeypatch.setattr(backend, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(schema_changes, "LOCK_SECONDS", 0.5)
     async with transaction(own_postgresql_url) as reader:
         await reader.execute(text("SELECT count(*) FROM episode_group"))
         with pytest.raises(DatabaseError, match="could not be locked in 0 s"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -18,43 +18,30 @@ from sqlalchemy import (
     Connection,
     DateTime,
     ExceptionContext,
-    Index,
-    Select,
-    Table,
-    cast,
-    column,
     event,
     func,
     select,
-    table,
 )
-from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
-from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.database.postgresql import (
-    checkup,
     commits,
-    index_builds,
-    instance,
     messages,
     plans,
-    pooler,
-    roles,
     sequences,
-    sql,
     standby,
 )
+from replaydb.database.postgresql.administration import PostgresqlAdministration
 from replaydb.database.postgresql.commits import Acknowledged, Commit, Transaction
 from replaydb.database.postgresql.connecting import ConnectionLog, read_types
 from replaydb.database.postgresql.limits import (
-    BOUND_IDLENESS,
     IDLE_IN_TRANSACTION_SECONDS,
     ORDINARY_SECONDS,
     set_limits,
 )
+from replaydb.database.postgresql.schema_changes import PostgresqlSchema
 from replaydb.database.postgresql.shortage import Shortage
 from replaydb.database.postgresql.signal import NoSignal, PostgresqlSignal
 from replaydb.database.runtime.loop_thread import LoopThread
@@ -63,9 +50,8 @@ from replaydb.database.runtime.protocol import Identified, LostRaceError, Pinned
 from replaydb.database.runtime.signals import Signal
 from replaydb.database.runtime.writes import Pipeline, Write, fit_together
 from replaydb.database.statements.payload import select_payloads
-from replaydb.database.tables.schema import episode_group, metadata
+from replaydb.database.tables.schema import episode_group
 from replaydb.database.urls import PostgresqlURL
-from replaydb.domain.results import Finding
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -75,7 +61,6 @@ from replaydb.errors import (
     OutcomeUnknownError,
     ReplayDBError,
 )
-from replaydb.packs import Instance
 from replaydb.util.cancellation import run_to_completion
 
 logger = logging.getLogger(__name__)
@@ -87,7 +72,6 @@ ROLLBACK_SECONDS = 1.0
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-_SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 #: Shut down, crashed, starting up, out of connections; no lock within `lock_timeout`.
 _OUTAGES = {"57P01", "57P02", "57P03", "53300", "55P03"}
@@ -124,7 +108,7 @@ class PostgresqlBackend:
     def __init__(
         self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None
     ) -> None:
-        self._url = url
+        self.url = url
         self.read_only = read_only
         self._shortage = Shortage()
         self._pool: dict[str, Any] = {
@@ -141,9 +125,19 @@ class PostgresqlBackend:
         self._is_standby = False  # when it was last connected to
 
     @property
+    def schema(self) -> PostgresqlSchema:
+        """Changes of the tables."""
+        return PostgresqlSchema(self)
+
+    @property
+    def administration(self) -> PostgresqlAdministration:
+        """What an administrator asks of the database."""
+        return PostgresqlAdministration(self)
+
+    @property
     def shown(self) -> str:
         """The URL without passwords."""
-        return self._url.shown
+        return self.url.shown
 
     @property
     def has_one_connection(self) -> bool:
@@ -151,24 +145,16 @@ class PostgresqlBackend:
 
         Those may all be in use by transactions that wait for its locks, or for more connections.
         """
-        return self._url.through_pgbouncer or self._shortage.is_recent()
+        return self.url.through_pgbouncer or self._shortage.is_recent()
 
     @property
     def settling_seconds(self) -> float:
         """Time for the answer to the commit, and for its outcome on another connection."""
         return 2 * COMMIT_SECONDS
 
-    @property
-    def file(self) -> None:
-        """None: a server has the database."""
-
-    def is_new_file(self) -> bool:
-        """Return False: the database is not a file."""
-        return False
-
     def writer_engine(self) -> AsyncEngine:
         """Return an engine for READ COMMITTED transactions, which lock the rows they depend on."""
-        engine = self._engine(isolation_level="READ COMMITTED", **self._pool)
+        engine = self.engine(isolation_level="READ COMMITTED", **self._pool)
         event.listen(engine.sync_engine, "connect", read_types)
         return engine
 
@@ -178,20 +164,16 @@ class PostgresqlBackend:
         If the store is opened read-only, a query uses one core of the server.
         """
         # PgBouncer refuses parameters that it does not know.
-        alone = self.read_only and not self._url.through_pgbouncer
+        alone = self.read_only and not self.url.through_pgbouncer
         settings = {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
-        engine = self._engine(settings, isolation_level="REPEATABLE READ", **self._pool)
+        engine = self.engine(settings, isolation_level="REPEATABLE READ", **self._pool)
         return engine.execution_options(postgresql_readonly=True)
 
     def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
         """Return the reader in autocommit, except where each transaction sets its time limits."""
-        if self._url.through_pgbouncer:
+        if self.url.through_pgbouncer:
             return reader
         return reader.execution_options(isolation_level="AUTOCOMMIT")
-
-    def migration_engine(self) -> AsyncEngine:
-        """Return an engine without a pool. DDL is transactional, so it needs nothing else."""
-        return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
     async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it in the thread of this backend, so that no lock waits for the caller's loop."""
@@ -207,7 +189,7 @@ class PostgresqlBackend:
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Set the limits of the transaction, and let a reader check for lost commits."""
-        url, is_reader = self._url, commits.is_reader(connection)
+        url, is_reader = self.url, commits.is_reader(connection)
         options = connection.sync_engine.get_execution_options()
         is_single = options.get("isolation_level") == "AUTOCOMMIT"
         earlier = self._acknowledged.newest  # later commits may be missing from the snapshot
@@ -230,7 +212,7 @@ class PostgresqlBackend:
     async def _check(self, connection: AsyncConnection, earlier: Mapping[UUID, Commit]) -> None:
         """Raise if the server has lost commits that were acknowledged before the snapshot."""
         has_all = await commits.has_all(
-            connection, earlier, through_pgbouncer=self._url.through_pgbouncer
+            connection, earlier, through_pgbouncer=self.url.through_pgbouncer
         )
         if not has_all:
             raise self._has_lost_commits()
@@ -337,7 +319,7 @@ class PostgresqlBackend:
             await self._was_committed(transaction, end)
 
     async def _was_committed(self, transaction: Transaction, end: float) -> bool:
-        engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+        engine = self.engine(isolation_level="READ COMMITTED", poolclass=NullPool)
         try:
             return await commits.was_committed(engine, transaction, end)
         except TimeoutError as error:
@@ -365,14 +347,14 @@ class PostgresqlBackend:
     def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
         """Return a signal that uses LISTEN and NOTIFY, on its own connections."""
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_pre_ping": True}
-        if not self._url.through_pgbouncer:
+        if not self.url.through_pgbouncer:
             # A NOTIFY is a commit, but a hint need not be durable.
-            engine = watched(self._engine({"synchronous_commit": "off"}, **options))
+            engine = watched(self.engine({"synchronous_commit": "off"}, **options))
             return PostgresqlSignal(engine, engine, self._thread, self._shortage.is_recent)
-        if not self._url.listen_hosts:
+        if not self.url.listen_hosts:
             return NoSignal()
-        direct = self._engine(url=self._url.direct(), **options)
-        notifying = watched(self._engine(**options))
+        direct = self.engine(url=self.url.direct(), **options)
+        notifying = watched(self.engine(**options))
         return PostgresqlSignal(watched(direct), notifying, self._thread, self._shortage.is_recent)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
@@ -435,118 +417,10 @@ class PostgresqlBackend:
         state = getattr(error, "sqlstate", None) or ""
         return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 
-    async def check_target(self, *, exists: bool = False) -> None:
-        """Do nothing: a connection attempt finds out."""
-
-    async def examine_connections(self, end: float) -> list[Finding]:
-        """Check whether a pooler is in between, and whether the URL says so."""
-        try:
-            async with asyncio.timeout_at(end):
-                return [await pooler.finding(self._url)]
-        except Exception as error:
-            raise self.translate(error) or error from error
-
-    def examine(self, connection: Connection) -> list[Finding]:
-        """Check the server, its settings and the state of the tables."""
-        return list(checkup.findings(connection))
-
-    def replication_lag(self, connection: Connection) -> float | None:
-        """Ask the server, which may be a standby."""
-        return standby.lag(connection)
-
-    def damage(self, connection: Connection) -> list[tuple[str, str]]:
-        """Return nothing: values match their types, and checks of pages need an extension."""
-        return []
-
-    def check_roles(self) -> None:
-        """Do nothing: a server has roles."""
-
-    def role_statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
-    ) -> list[ExecutableDDLElement]:
-        """Return the statements of `roles`."""
-        if apply and (problem := roles.problem(connection, prefix, tables)):
-            raise DatabaseError(f"{self.shown}: {problem}; nothing was changed")
-        return list(roles.statements(connection, prefix, tables))
-
-    async def lock_schema(self, connection: AsyncConnection) -> None:
-        """Take an advisory lock until the transaction ends, and lift its time limits."""
-        await connection.execute(_lift_limits(is_local=True))
-        lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
-        await connection.execute(select(BOUND_IDLENESS, lock))
-
-    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
-        """Lock them all at once, or try again a moment later.
-
-        Calls that use a table wait behind a transaction that waits to lock it. So it waits only for
-        a second at a time, and others work meanwhile. With all locks, it cannot deadlock later.
-        """
-        tables = [one for name, one in _tables().items() if name in names]
-        if not tables:
-            return
-        end = monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                async with connection.begin_nested():
-                    await connection.execute(_lock_timeout("1s"))
-                    await connection.execute(sql.lock_tables(tables))
-                break
-            except DBAPIError as error:
-                state = getattr(error.orig, "sqlstate", None)
-                if state not in _LOCK_FAILED:
-                    raise
-                if monotonic() > end:
-                    raise DatabaseUnavailableError(
-                        f"{self.shown}: the tables could not be locked in {LOCK_SECONDS:.0f} s, "
-                        "because other transactions use them. Nothing was changed. End long reads, "
-                        "such as exports and backups, and try again"
-                    ) from error
-            await asyncio.sleep(LOCK_PAUSE)
-        await connection.execute(_lock_timeout("0"))
-
-    def share_schema(self, connection: Connection) -> None:
-        """Take the same advisory lock in shared mode."""
-        connection.execute(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
-
-    async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Do nothing: constraints are enforced during DDL."""
-
-    async def create_indexes(
-        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
-    ) -> None:
-        """Create them concurrently, without a time limit."""
-        async with self._alone() as connection, self._alone() as observer:
-            if not self._url.through_pgbouncer:  # it gives the session to others later
-                await connection.execute(_lift_limits("lock_timeout", is_local=False))
-            await index_builds.create_missing(connection, observer, indexes, notify)
-
-    async def size(self) -> int:
-        """Return the size of the tables, with their indexes and TOAST tables."""
-        async with self._alone() as connection:
-            total = 0
-            for name in _tables():
-                size = select(func.pg_total_relation_size(cast(name, REGCLASS)))
-                total += (await connection.execute(size)).scalar_one()
-        return total
-
-    async def vacuum(self) -> None:
-        """Rewrite table by table. Each is locked meanwhile."""
-        async with self._alone() as connection:
-            for name, one in _tables().items():
-                file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
-                before = await connection.scalar(file)
-                await connection.execute(sql.rewrite_table(one))
-                if await connection.scalar(file) == before:  # skipped, with only a warning
-                    raise DatabaseError(
-                        f"{self.shown}: the server does not let this user vacuum {name}: that "
-                        "takes the owner of the table or of the database, or from PostgreSQL 17 "
-                        "on MAINTAIN on the table (SQLSTATE 42501)"
-                    )
-
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[AsyncConnection]:
+    async def alone(self) -> AsyncIterator[AsyncConnection]:
         """Open a connection without transactions. Errors are typed."""
-        engine = self._engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        engine = self.engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
         try:
             async with engine.connect() as connection:
                 yield connection
@@ -554,10 +428,6 @@ class PostgresqlBackend:
             raise self.translate(error) or error from error
         finally:
             await engine.dispose()
-
-    def instance(self, connection: Connection) -> Instance:
-        """Ask the server which database of which server it is, and on which timeline."""
-        return instance.instance(connection)
 
     def now(self, connection: Connection) -> datetime:
         """Return the time of the server, because the clocks of its clients may differ."""
@@ -587,14 +457,6 @@ class PostgresqlBackend:
                 raise error
         return Identified(known, list(found.ids or ()), is_small, error)
 
-    def last_ids(self, connection: Connection) -> dict[str, int | None]:
-        """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""
-        return sequences.last_ids(connection)
-
-    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
-        """Advance the sequences."""
-        sequences.advance(connection, ids)
-
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Read the rows with their data."""
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
@@ -604,14 +466,15 @@ class PostgresqlBackend:
         self._is_standby = standby.is_standby(connection)
         return connection
 
-    def _engine(
+    def engine(
         self,
         settings: Mapping[str, str] = _NO_SETTINGS,
         *,
         url: PostgresqlURL | None = None,
         **options: Any,
     ) -> AsyncEngine:
-        url = self._url if url is None else url
+        """Return an engine. Without `poolclass`, connections are pooled."""
+        url = self.url if url is None else url
         server_settings = {
             "application_name": "replaydb",
             **settings,
@@ -639,35 +502,6 @@ def _give_up_if_outdated(context: ExceptionContext) -> None:
     error = context.original_exception.__cause__
     if isinstance(error, asyncpg.InvalidCachedStatementError):
         context.is_disconnect = True
-
-
-def _tables() -> dict[str, Table]:
-    """Return replaydb's tables by name. Views have no primary key."""
-    return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}
-
-
-_SETTINGS = table("pg_settings", column("name"))
-
-
-def _lift_limits(*more: str, is_local: bool) -> Select[str]:
-    """Remove limits of the transaction or session. Not every server has all of them."""
-    limits = ["statement_timeout", "transaction_timeout", *more]
-    return select(func.set_config(_SETTINGS.c.name, "0", is_local)).where(
-        _SETTINGS.c.name.in_(limits)
-    )
-
-
-#: How long a migration tries to lock the tables, in seconds.
-LOCK_SECONDS = 600.0
-#: Pause in seconds between two attempts, for the calls that wait behind it.
-LOCK_PAUSE = 0.5
-#: SQLSTATE of a lock that was not granted in time, and of a deadlock.
-_LOCK_FAILED = {"55P03", "40P01"}
-
-
-def _lock_timeout(value: str) -> Select[str]:
-    """Set `lock_timeout` until the transaction ends."""
-    return select(func.set_config("lock_timeout", value, True))
 
 
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))

@@ -38,7 +38,7 @@ def positions(backend: Backend, connection: Connection) -> dict[str, int]:
     Raises:
         DatabaseError: The user may not read a sequence.
     """
-    largest, last = _largest(connection), backend.last_ids(connection)
+    largest, last = _largest(connection), backend.administration.last_ids(connection)
     if hidden := [one.name for one in GENERATED if one.name not in last]:
         raise DatabaseError(
             f"{backend.shown}: this user may not read the sequences of {', '.join(hidden)}: "
@@ -58,7 +58,7 @@ def behind(
         least: Ids that the sequences must also be past, by table.
     """
     # Other transactions may insert between the two statements: the sequences are read last.
-    largest, last = _largest(connection), backend.last_ids(connection)
+    largest, last = _largest(connection), backend.administration.last_ids(connection)
     found = []
     for name, wanted in largest.items():
         position = last.get(name)
@@ -71,7 +71,7 @@ def behind(
 def repair(backend: Backend, connection: Connection) -> None:
     """Move sequences past the ids that rows have."""
     found = {one.table: one.least for one in behind(backend, connection)}
-    backend.advance_sequences(connection, found)
+    backend.administration.advance_sequences(connection, found)
 
 
 def _largest(connection: Connection) -> dict[str, int]:

@@ -81,16 +81,18 @@ class Backend(Protocol):
         """How long after its deadline a call may still determine the outcome of its commit."""
 
     @property
-    def shown(self) -> str:
-        """The URL for messages, without passwords."""
+    def schema(self) -> SchemaChanges:
+        """Changes of the tables."""
+        ...
 
     @property
-    def file(self) -> Path | None:
-        """The file of the database, which opening a store may create; None for a server."""
-
-    def is_new_file(self) -> bool:
-        """Whether the database is a file that does not exist yet, or is empty."""
+    def administration(self) -> Administration:
+        """What an administrator asks of the database."""
         ...
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages, without passwords."""
 
     def writer_engine(self) -> AsyncEngine:
         """Return an engine for read-write transactions."""
@@ -100,9 +102,6 @@ class Backend(Protocol):
 
     def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
         """Return a reader on the same connections, for calls that run one statement on a server."""
-
-    def migration_engine(self) -> AsyncEngine:
-        """Return an engine on which a table can be rebuilt without deleting its child rows."""
 
     async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the event loop in which all connections of this backend are used.
@@ -186,80 +185,6 @@ class Backend(Protocol):
     def is_outage(self, error: BaseException) -> bool:
         """Whether the database or the network was unavailable, and may recover by itself."""
 
-    async def check_target(self, *, exists: bool = False) -> None:
-        """Refuse a target that cannot work, such as a file on NFS, before anything is opened.
-
-        Args:
-            exists: Also refuse a file that does not exist, which a connection could create.
-        """
-
-    async def examine_connections(self, end: float) -> list[Finding]:
-        """Return findings about the way to the database. After a bad one nothing else works."""
-        ...
-
-    def examine(self, connection: Connection) -> list[Finding]:
-        """Return the findings of a health check of the engine and the database. Reads only."""
-
-    def replication_lag(self, connection: Connection) -> float | None:
-        """Return by how many seconds a standby is behind its primary; None if it is no standby."""
-        ...
-
-    def damage(self, connection: Connection) -> list[tuple[str, str]]:
-        """Return where the engine finds damaged pages, indexes or values, and what is wrong."""
-
-    def check_roles(self) -> None:
-        """Raise `NotSupportedError` if the engine has no roles."""
-
-    def role_statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
-    ) -> list[ExecutableDDLElement]:
-        """Return the statements that create roles for users. All of them may read these tables.
-
-        Raises:
-            DatabaseError: They are to be run (`apply`), and the server would ignore some of them
-                because the user may not grant these privileges.
-        """
-
-    async def lock_schema(self, connection: AsyncConnection) -> None:
-        """Let only one migration run until the transaction ends."""
-
-    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
-        """Lock tables before they are changed, without blocking others while this waits.
-
-        Raises:
-            DatabaseUnavailableError: Other transactions use them all the time.
-        """
-
-    def share_schema(self, connection: Connection) -> None:
-        """Block `lock_schema` of other transactions until the transaction ends."""
-
-    async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Raise if rows refer to rows that do not exist. Called in a migration's transaction."""
-
-    async def create_indexes(
-        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
-    ) -> None:
-        """Create those of these indexes that are missing or invalid.
-
-        A server does so while others read and write, and calls `notify` with the number of blocks
-        or rows processed in the current phase, and their total.
-        """
-
-    async def size(self) -> int:
-        """Return the bytes that the tables take on disk, including indexes and free space."""
-        ...
-
-    async def vacuum(self) -> None:
-        """Rewrite the tables without the space of deleted rows. Other transactions wait.
-
-        Raises:
-            DatabaseError: The driver's error, typed.
-        """
-
-    def instance(self, connection: Connection) -> Instance:
-        """Return the facts that distinguish this database from its copies."""
-        ...
-
     def now(self, connection: Connection) -> datetime:
         """Return the time for leases and deadlines, from one clock for all clients."""
 
@@ -280,6 +205,96 @@ class Backend(Protocol):
         `group_id` these rows have the position of the uid of their group, from 1.
         """
 
+    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes.
+
+        Those in packs have the pack's name as `pack`.
+        """
+
+
+class SchemaChanges(Protocol):
+    """How the tables of a database are made and changed."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the database, which opening a store may create; None for a server."""
+
+    def is_new_file(self) -> bool:
+        """Whether the database is a file that does not exist yet, or is empty."""
+        ...
+
+    async def check_target(self, *, exists: bool = False) -> None:
+        """Refuse a target that cannot work, such as a file on NFS, before anything is opened.
+
+        Args:
+            exists: Also refuse a file that does not exist, which a connection could create.
+        """
+
+    def engine(self) -> AsyncEngine:
+        """Return an engine on which a table can be rebuilt without deleting its child rows."""
+
+    async def lock(self, connection: AsyncConnection) -> None:
+        """Let only one migration run until the transaction ends."""
+
+    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Lock tables before they are changed, without blocking others while this waits.
+
+        Raises:
+            DatabaseUnavailableError: Other transactions use them all the time.
+        """
+
+    def share(self, connection: Connection) -> None:
+        """Block `lock` of other transactions until the transaction ends."""
+
+    async def check_integrity(self, connection: AsyncConnection) -> None:
+        """Raise if rows refer to rows that do not exist. Called in a migration's transaction."""
+
+    async def create_indexes(
+        self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
+    ) -> None:
+        """Create those of these indexes that are missing or invalid.
+
+        A server does so while others read and write, and calls `notify` with the number of blocks
+        or rows processed in the current phase, and their total.
+        """
+
+
+class Administration(Protocol):
+    """What an administrator asks of a database, and tells it."""
+
+    @property
+    def roles(self) -> Roles | None:
+        """Roles for users; None if the engine has none."""
+
+    async def examine_connections(self, end: float) -> list[Finding]:
+        """Return findings about the way to the database. After a bad one nothing else works."""
+        ...
+
+    def examine(self, connection: Connection) -> list[Finding]:
+        """Return the findings of a health check of the engine and the database. Reads only."""
+
+    def replication_lag(self, connection: Connection) -> float | None:
+        """Return by how many seconds a standby is behind its primary; None if it is no standby."""
+        ...
+
+    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+        """Return where the engine finds damaged pages, indexes or values, and what is wrong."""
+
+    async def size(self) -> int:
+        """Return the bytes that the tables take on disk, including indexes and free space."""
+        ...
+
+    async def vacuum(self) -> None:
+        """Rewrite the tables without the space of deleted rows. Other transactions wait.
+
+        Raises:
+            DatabaseError: The driver's error, typed.
+        """
+
+    def instance(self, connection: Connection) -> Instance:
+        """Return the facts that distinguish this database from its copies."""
+        ...
+
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Return the last generated id of each table of `schema.GENERATED`, 0 before the first.
 
@@ -290,8 +305,16 @@ class Backend(Protocol):
     def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
         """Generate only ids after these, by table. Sequences that are past them do not change."""
 
-    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes.
 
-        Those in packs have the pack's name as `pack`.
+class Roles(Protocol):
+    """Roles for users."""
+
+    def statements(
+        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
+    ) -> list[ExecutableDDLElement]:
+        """Return the statements that create roles for users. All of them may read these tables.
+
+        Raises:
+            DatabaseError: They are to be run (`apply`), and the server would ignore some of them
+                because the user may not grant these privileges.
         """

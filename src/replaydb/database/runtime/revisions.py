@@ -43,7 +43,7 @@ NOTHING = Found(None, frozenset())
 
 async def find(backend: Backend) -> Found:
     """Read the revision of a database, with one small query if it has one."""
-    if not backend.read_only and backend.is_new_file():
+    if not backend.read_only and backend.schema.is_new_file():
         return NOTHING  # connecting would write the header
     async with reading(backend) as connection:
         try:
@@ -127,13 +127,13 @@ async def schema_transaction(
         DatabaseError: The database does not exist or refused, or rows would refer to rows that do
             not exist.
     """
-    await backend.check_target(exists=not create)
-    engine = backend.migration_engine()
+    await backend.schema.check_target(exists=not create)
+    engine = backend.schema.engine()
     try:
         async with _translating(backend), engine.begin() as connection:
-            await backend.lock_schema(connection)
+            await backend.schema.lock(connection)
             yield connection
-            await backend.check_integrity(connection)
+            await backend.schema.check_integrity(connection)
     finally:
         await engine.dispose()
 

@@ -497,3 +497,8 @@ GENERATED: tuple[Table, ...] = tuple(
 
 #: Short name for the columns that most statements use.
 group = episode_group.c
+
+
+def own_tables() -> dict[str, Table]:
+    """Return replaydb's tables by name. Views have no primary key."""
+    return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}

@@ -1,0 +1,103 @@
+"""What an administrator asks of a PostgreSQL database: health, sizes, roles, sequences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, cast, func, select
+from sqlalchemy.dialects.postgresql import REGCLASS
+from sqlalchemy.schema import ExecutableDDLElement
+
+from replaydb.database.postgresql import checkup, pooler, roles, sequences, sql, standby
+from replaydb.database.postgresql import instance as instances
+from replaydb.database.tables.schema import own_tables
+from replaydb.domain.results import Finding
+from replaydb.errors import DatabaseError
+from replaydb.packs import Instance
+
+if TYPE_CHECKING:
+    from replaydb.database.postgresql.backend import PostgresqlBackend
+
+
+class PostgresqlAdministration:
+    """Health, sizes, roles and sequences of a database."""
+
+    def __init__(self, backend: PostgresqlBackend) -> None:
+        self._backend = backend
+
+    @property
+    def roles(self) -> PostgresqlRoles:
+        """Roles for users."""
+        return PostgresqlRoles(self._backend)
+
+    async def examine_connections(self, end: float) -> list[Finding]:
+        """Check whether a pooler is in between, and whether the URL says so."""
+        try:
+            async with asyncio.timeout_at(end):
+                return [await pooler.finding(self._backend.url)]
+        except Exception as error:
+            raise self._backend.translate(error) or error from error
+
+    def examine(self, connection: Connection) -> list[Finding]:
+        """Check the server, its settings and the state of the tables."""
+        return list(checkup.findings(connection))
+
+    def replication_lag(self, connection: Connection) -> float | None:
+        """Ask the server, which may be a standby."""
+        return standby.lag(connection)
+
+    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+        """Return nothing: values match their types, and checks of pages need an extension."""
+        return []
+
+    async def size(self) -> int:
+        """Return the size of the tables, with their indexes and TOAST tables."""
+        async with self._backend.alone() as connection:
+            total = 0
+            for name in own_tables():
+                size = select(func.pg_total_relation_size(cast(name, REGCLASS)))
+                total += (await connection.execute(size)).scalar_one()
+        return total
+
+    async def vacuum(self) -> None:
+        """Rewrite table by table. Each is locked meanwhile."""
+        async with self._backend.alone() as connection:
+            for name, one in own_tables().items():
+                file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
+                before = await connection.scalar(file)
+                await connection.execute(sql.rewrite_table(one))
+                if await connection.scalar(file) == before:  # skipped, with only a warning
+                    raise DatabaseError(
+                        f"{self._backend.shown}: the server does not let this user vacuum {name}: "
+                        "that takes the owner of the table or of the database, or from "
+                        "PostgreSQL 17 on MAINTAIN on the table (SQLSTATE 42501)"
+                    )
+
+    def instance(self, connection: Connection) -> Instance:
+        """Ask the server which database of which server it is, and on which timeline."""
+        return instances.instance(connection)
+
+    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+        """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""
+        return sequences.last_ids(connection)
+
+    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """Advance the sequences."""
+        sequences.advance(connection, ids)
+
+
+class PostgresqlRoles:
+    """Roles for users."""
+
+    def __init__(self, backend: PostgresqlBackend) -> None:
+        self._backend = backend
+
+    def statements(
+        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
+    ) -> list[ExecutableDDLElement]:
+        """Return the statements of `roles`."""
+        if apply and (problem := roles.problem(connection, prefix, tables)):
+            raise DatabaseError(f"{self._backend.shown}: {problem}; nothing was changed")
+        return list(roles.statements(connection, prefix, tables))
