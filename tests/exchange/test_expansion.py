@@ -60,6 +60,27 @@ def one_list(values: Any) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
 
+def varint(number: int, num_bytes: int | None = None) -> bytes:
+    """Return a Thrift integer, in more bytes than it needs if wanted."""
+    found: list[int] = []
+    number *= 2
+    while number > 127 or len(found) + 1 < (num_bytes or 0):
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def restate(path: Path, numbers: dict[int, int]) -> None:
+    """Replace numbers in the footer of a file."""
+    content = path.read_bytes()
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[begin:]
+    for old, new in numbers.items():
+        assert varint(old) in footer
+        footer = footer.replace(varint(old), varint(new, len(varint(old))))
+    path.write_bytes(content[:begin] + footer)
+
+
 def bombs(folder: Path) -> list[Path]:
     """Write files of a few kilobytes, each of which expands to between 1 GB and terabytes."""
     text = "x" * 10_000_000
@@ -77,16 +98,21 @@ def bombs(folder: Path) -> list[Path]:
         "pages": ({"group_uid": UID, "text": pa.array(["\0" * 200_000_000])},
                   {"use_dictionary": False, "write_statistics": False}),
     }  # fmt: skip
+    # Arrow believes the pages.
+    tables["footer"] = tables["lists"]
     for name, (columns, options) in tables.items():
         path = folder / f"{name}.parquet"
         pq.write_table(pa.table(columns), path, compression="zstd", **options)
         assert path.stat().st_size < 64_000, name
+    restate(folder / "footer.parquet", {number: 1, 12_500_062: 100})
+    chunk = pq.read_metadata(folder / "footer.parquet").row_group(0).column(1)
+    assert (chunk.num_values, chunk.total_uncompressed_size) == (1, 100)
     return sorted(folder.glob("*.parquet"))
 
 
 def test_small_files_do_not_take_gigabytes(tmp_path: Path) -> None:
     paths = bombs(tmp_path)
-    assert len(paths) == 5
+    assert len(paths) == 6
     url = f"sqlite:///{tmp_path / 'store.db'}"
     outcome = subprocess.run(
         [sys.executable, "-c", IMPORT, url, *map(str, paths)], capture_output=True, text=True
@@ -196,9 +222,7 @@ def test_files_of_duckdb(tmp_path: Path, settings: str) -> None:
     assert names_of(path, "some.parquet")
 
 
-def test_dictionary_text_counts_each_time_in_columns_not_read_as_dictionaries(
-    tmp_path: Path,
-) -> None:
+def test_dictionary_text_counts_each_time(tmp_path: Path) -> None:
     path = tmp_path / "file"
     text = "CASE WHEN i < 4096 THEN repeat('x', 100000) ELSE 'g' || i END"
     rows = f"FROM range(8192) r(i) SELECT {text} AS group_uid"
@@ -207,9 +231,53 @@ def test_dictionary_text_counts_each_time_in_columns_not_read_as_dictionaries(
     metadata = pq.read_metadata(path)
     encodings = {metadata.row_group(i).column(0).encodings for i in range(metadata.num_row_groups)}
     assert encodings == {("RLE_DICTIONARY",), ("DELTA_LENGTH_BYTE_ARRAY",)}
-    assert described_bytes(path, metadata, 2**40) > 4096 * 100_000
+    assert described_bytes(path, metadata, 2**40) < 4096 * 100_000
     with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file that expands to"):
         list(batches_of(path, "some.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["list", "struct", "fixed_size_list", "map"])
+def test_nested_text_counts_by_its_own_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A dictionary with one long text and short ones, each of which is in many rows."""
+    path = tmp_path / "file"
+    texts = pa.array(["x" * 100_000, *["y", "z"] * 5000])
+    nested = {
+        "list": pa.ListArray.from_arrays(pa.array(range(10_002), pa.int32()), texts),
+        "struct": pa.StructArray.from_arrays([texts], ["name"]),
+        "fixed_size_list": pa.FixedSizeListArray.from_arrays(texts, 1),
+        "map": pa.MapArray.from_arrays(pa.array(range(10_002), pa.int32()), texts, texts),
+    }[kind]
+    table = pa.table({"extras": nested})
+    pq.write_table(table, path, compression="zstd")
+    found = pa.concat_arrays(batch["extras"] for batch in batches_of(path, "some.parquet"))
+    assert found.to_pylist() == nested.to_pylist()
+    monkeypatch.setattr(parquet, "MAX_EXPANSION_RATIO", 0)
+    monkeypatch.setattr(parquet, "described_bytes", lambda *_: 0)
+    limit = 2 if kind == "map" else 1  # keys and values
+    monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", limit * 110_000)
+    list(batches_of(path, "some.parquet"))
+    monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", limit * 110_000 - 1)
+    with pytest.raises(InvalidInputError, match=f"one of {limit * 110_000} or more"):
+        list(batches_of(path, "some.parquet"))
+
+
+def test_a_dictionary_that_the_footer_does_not_mention_is_refused(tmp_path: Path) -> None:
+    """Its text would be decoded as it is read."""
+    path = tmp_path / "file"
+    pq.write_table(pa.table({"group_uid": ["a", "b"]}), path, write_statistics=False)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    data, dictionary = varint(chunk.data_page_offset), varint(chunk.dictionary_page_offset)
+    content = path.read_bytes()
+    # A field begins with the distance of its number from the number before: 2 from 9 to 11.
+    offsets = b"\x26" + data + b"\x26" + dictionary
+    moved = b"\x26" + varint(chunk.dictionary_page_offset, len(data)) + b"\x16" + dictionary
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, moved))
+    assert not pq.read_metadata(path).row_group(0).column(0).has_dictionary_page
+    with pytest.raises(InvalidInputError, match="a dictionary of group_uid that the footer does"):
+        list(rows_of(path, "some.parquet"))
 
 
 def test_text_that_hides_its_size_is_refused(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class ParquetWriter:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path, self._schema = path, schema
-        # No dictionaries in structs: `batches_of` would count their longest text for every value.
+        # No dictionaries in structs: most of their bytes are arrays, which seldom repeat.
         dictionaries = [
             f"{one.name}.list.element" if pa.types.is_list(one.type) else one.name for one in schema
         ]

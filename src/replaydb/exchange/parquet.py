@@ -2,10 +2,10 @@
 
 A few kilobytes of Parquet can expand to gigabytes: repeated values are stored as counts, a
 dictionary stores a text once for a million rows, and pages of zeros compress by a factor of
-thousands. The footer cannot be trusted. So the sizes in the page headers, by which the reader
-allocates memory, are added up before a page is read. Text columns are read as dictionaries, and
-their size is checked before they are decoded. Arrow cannot do this for nested text; there, the
-longest text of a dictionary counts for every value.
+thousands. Arrow reads one row as a whole, and does not compare the pages with the footer, which may
+state any size. So the sizes in the page headers, by which Arrow allocates memory, are added up
+before a page is read (`docs/decisions/0022-parquet-page-headers.md`). Text in dictionaries is read
+as dictionaries, and its size is checked before it is decoded.
 """
 
 from __future__ import annotations
@@ -66,28 +66,20 @@ def batches_of(
     described = described_bytes(path, metadata, allowed, leaves)
     _check(name, described, allowed)
     num_rows = max(1, min(READ_ROWS, READ_BYTES * metadata.num_rows // max(1, described)))
-    texts = [leaf.path for i, leaf in leaves.items() if _is_read_as_dictionary(metadata, i)]
-    with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
-        names = file.schema_arrow.names
-        known = [one for one in names if columns is None or one in columns]
-        if columns is not None and not known:
-            raise InvalidInputError(name, f"columns such as {', '.join(sorted(columns))}", names)
-        expanded = 0
-        for batch in file.iter_batches(batch_size=num_rows, columns=known):
-            texts_of_rows = _text_bytes(batch)
-            expanded += int(texts_of_rows.sum()) + sum(
-                4 * len(batch) if _is_dictionary(column) else column.nbytes
-                for column in batch.columns
-            )
-            _check(name, expanded, allowed)
-            for part in _parts(batch, texts_of_rows):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        column.dictionary_decode() if _is_dictionary(column) else column
-                        for column in part.columns
-                    ],
-                    part.schema.names,
-                )
+    names = metadata.schema.to_arrow_schema().names
+    known = [one for one in names if columns is None or one in columns]
+    if columns is not None and not known:
+        raise InvalidInputError(name, f"columns such as {', '.join(sorted(columns))}", names)
+    expanded = 0
+    for i in range(metadata.num_row_groups):
+        chunks = {leaf: metadata.row_group(i).column(leaf) for leaf in leaves}
+        texts = [leaf for leaf, chunk in chunks.items() if _is_dictionary_of_text(chunk)]
+        with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
+            for batch in file.iter_batches(batch_size=num_rows, row_groups=[i], columns=known):
+                sizes = sum(map(_text_bytes, batch.columns), np.zeros(len(batch), np.int64))
+                expanded += int(sizes.sum())
+                _check(name, expanded, allowed)
+                yield from map(_decoded, _parts(batch, sizes))
 
 
 def described_bytes(
@@ -95,8 +87,7 @@ def described_bytes(
 ) -> int:
     """Return the number of bytes that the page headers of a file describe.
 
-    Stops early above `most`. A text in a dictionary counts once if its column is read as a
-    dictionary, otherwise each time that it occurs.
+    Stops early above `most`. A text in a dictionary counts once.
 
     Args:
         path: The file.
@@ -115,9 +106,7 @@ def described_bytes(
                 left -= chunk.total_compressed_size
                 if left < 0 or chunk.total_compressed_size < 0:
                     raise ValueError("columns that overlap")
-                column = metadata.schema.column(leaf)
-                repeats = _is_text(column) and not _is_read_as_dictionary(metadata, leaf)
-                total += _chunk_bytes(file, chunk, column, most - total, repeats=repeats)
+                total += _chunk_bytes(file, chunk, metadata.schema.column(leaf), most - total)
                 if total > most:
                     return total
     return total
@@ -138,7 +127,7 @@ def _check(name: str, num_bytes: int, allowed: int) -> None:
         )
 
 
-def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: bool) -> int:
+def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int) -> int:
     """Return the bytes of one column in one row group: its pages and their decoded values.
 
     Args:
@@ -146,7 +135,6 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: b
         chunk: Metadata of the column in the row group.
         leaf: The column in the schema.
         most: Number of bytes above which to stop.
-        repeats: Whether a text of the dictionary counts each time that it occurs.
     """
     # `length` is the size of a fixed-length value, else 0. For each value the reader also allocates
     # two levels of two bytes, and an offset for each enclosing list.
@@ -156,7 +144,7 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: b
         position = min(position, chunk.dictionary_page_offset)
     end = position + chunk.total_compressed_size
     total: int = 0
-    num_values = longest = 0
+    num_values = 0
     while position < end:
         file.seek(position)
         header = _struct(file)
@@ -169,14 +157,14 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: b
             raise ValueError("a page of negative size")
         if encoding == _DELTA_BYTE_ARRAY:
             raise ValueError(f"{leaf.path} in the encoding DELTA_BYTE_ARRAY; use another encoding")
+        is_text = leaf.physical_type == "BYTE_ARRAY"
+        if is_text and encoding in _FROM_DICTIONARY and not chunk.has_dictionary_page:
+            raise ValueError(f"a dictionary of {leaf.path} that the footer does not mention")
         total += expanded + width * count
         if total > most:
             return total
         if kind != _DICTIONARY:
             num_values += count
-            total += longest * count if encoding in _FROM_DICTIONARY else 0
-        elif repeats:
-            longest = _longest(_decompressed(file.read(stored), expanded, chunk.compression))
     # Otherwise the reader would continue with pages that were not counted.
     if position != end or num_values < chunk.num_values:
         raise ValueError(f"pages of {leaf.path} that do not add up")
@@ -231,54 +219,42 @@ def _signed(file: BinaryIO) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def _decompressed(page: bytes, num_bytes: int, compression: str) -> bytes:
-    if compression == "UNCOMPRESSED":
-        return page
-    return bytes(pa.decompress(page, num_bytes, codec=compression.lower(), asbytes=True))
-
-
-def _longest(page: bytes) -> int:
-    """Return the length in bytes of the longest text of a dictionary page."""
-    longest = position = 0
-    while position < len(page):
-        length = int.from_bytes(page[position : position + 4], "little")
-        longest = max(longest, length)
-        position += 4 + length
-    return longest
-
-
-def _is_read_as_dictionary(metadata: Any, position: int) -> bool:
+def _is_dictionary_of_text(chunk: Any) -> bool:
     """Whether a column is read as a dictionary, which stores each distinct text once.
 
-    The reader supports this for top-level columns only, and not for `DELTA_LENGTH_BYTE_ARRAY`,
-    which DuckDB uses for distinct texts with `PARQUET_VERSION v2`.
+    Arrow cannot read `DELTA_LENGTH_BYTE_ARRAY` in this way, which DuckDB uses for distinct texts
+    with `PARQUET_VERSION v2`. Row groups with that encoding have no dictionary.
     """
-    leaf = metadata.schema.column(position)
-    if not _is_text(leaf) or _is_nested(leaf):
-        return False
-    chunks = (metadata.row_group(i).column(position) for i in range(metadata.num_row_groups))
-    return all("DELTA_LENGTH_BYTE_ARRAY" not in chunk.encodings for chunk in chunks)
-
-
-def _is_text(leaf: Any) -> bool:
-    return bool(leaf.physical_type == "BYTE_ARRAY")
-
-
-def _is_nested(leaf: Any) -> bool:
-    return bool(leaf.path != leaf.name)
+    return bool(chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page)
 
 
 def _is_dictionary(array: pa.Array) -> bool:
     return bool(pa.types.is_dictionary(array.type))
 
 
-def _text_bytes(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """Return the size of the decoded dictionaries of each row."""
-    sizes = np.zeros(len(batch), np.int64)
-    for column in batch.columns:
-        if _is_dictionary(column):
-            lengths = pc.binary_length(column.dictionary).take(column.indices)
-            sizes += lengths.fill_null(0).to_numpy(zero_copy_only=False)
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Decode the columns that are dictionaries. Those inside of others are as good for a reader."""
+    columns = [one.dictionary_decode() if _is_dictionary(one) else one for one in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _text_bytes(array: pa.Array) -> NDArray[np.int64]:
+    """Return the size of the decoded dictionaries in each value of an array."""
+    if isinstance(array, pa.ExtensionArray):
+        return _text_bytes(array.storage)
+    sizes = np.zeros(len(array), np.int64)
+    if _is_dictionary(array):
+        lengths = pc.binary_length(array.dictionary).take(array.indices)
+        sizes += lengths.fill_null(0).to_numpy(zero_copy_only=False)
+    elif pa.types.is_struct(array.type):
+        sizes += sum(map(_text_bytes, array.flatten()))
+    elif isinstance(array, pa.ListArray | pa.LargeListArray):  # a map is a list of structs
+        sizes += np.diff(np.append(0, np.cumsum(_text_bytes(array.values)))[array.offsets])
+    elif pa.types.is_fixed_size_list(array.type):
+        of_lists = _text_bytes(array.values).reshape(-1, array.type.list_size).sum(axis=1)
+        sizes += of_lists[array.offset : array.offset + len(array)]
+    elif pa.types.is_nested(array.type):
+        raise ValueError(f"a column of type {array.type}")
     return sizes
 
 
