@@ -22,8 +22,7 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, analysis
-from replaydb.analysis import columns, decoded, source
-from replaydb.database.statements import scans
+from replaydb.analysis import columns, decoded, source, tables
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -41,12 +40,18 @@ ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.policies, analysis.runs
 BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
 
 
+def use_windows(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Scan tables in windows of this size, and one draw at a time."""
+    monkeypatch.setattr(tables, "WINDOW", size)
+    monkeypatch.setattr(decoded, "WINDOW", size)
+    monkeypatch.setattr(tables, "DRAWS", 1)
+
+
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use many pages, which end within groups and draws."""
     monkeypatch.setattr(source, "PAGE", 3)
-    for name, size in (("WINDOW", 2), ("DRAWS", 1)):
-        monkeypatch.setattr(scans, name, size)
+    use_windows(monkeypatch, 2)
 
 
 @pytest.fixture(params=["in one page", "in many"])
@@ -265,8 +270,7 @@ async def test_rows_are_read_page_by_page(
     """A page is read when it is requested; only one page is in memory at a time."""
     monkeypatch.setattr(source, "PAGE", 2)
     monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
-    for name in ("WINDOW", "DRAWS"):
-        monkeypatch.setattr(scans, name, 1)
+    use_windows(monkeypatch, 1)
     await fill(store)
     reads = []
     read = source.Source.read
@@ -305,7 +309,7 @@ async def no_transaction_is_open(url: str, engine_name: str) -> bool:
 async def test_a_paused_reader_keeps_no_transaction_open(
     store: Store, url: str, engine_name: str, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    monkeypatch.setattr(scans, "WINDOW", 1)
+    use_windows(monkeypatch, 1)
     monkeypatch.setattr(decoded, "CHUNK_GROUPS", 1)
     buffer = await store.buffer("math")
     await buffer.put(groups(5))

@@ -8,16 +8,12 @@ import pytest
 from sqlalchemy import Connection, event
 
 from replaydb import Buffer, Store
+from replaydb.database.repository.groups import select_facts, select_totals, select_transcripts
+from replaydb.database.repository.metrics import sum_by_status, sum_last_draws
 from replaydb.database.runtime.prepared import Bound, execute
 from replaydb.database.runtime.reads import read_together
-from replaydb.database.statements.episode_group import select_facts
-from replaydb.database.statements.payload import select_payloads, select_transcripts
-from replaydb.database.statements.statistics import (
-    select_task_counters,
-    select_totals,
-    sum_by_status,
-    sum_last_draws,
-)
+from replaydb.database.statements.payload import select_payloads
+from replaydb.database.statements.statistics import select_task_counters
 from support.connections import transaction
 from support.groups import conversation, group, groups
 

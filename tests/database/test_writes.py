@@ -9,16 +9,17 @@ import pytest
 from sqlalchemy import Connection, delete, event, insert, select
 
 from replaydb import Buffer, EpisodeGroup, Store
+from replaydb.database.repository.lineage import insert_draw_groups, insert_known_draw
+from replaydb.database.repository.puts import insert_groups
+from replaydb.database.repository.tasks import update_tasks
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.writes import MAX_BYTES, Write, postpone, write_together
-from replaydb.database.statements.draw import insert_draw_groups, insert_known_draw
-from replaydb.database.statements.episode_group import insert_groups, update_each_group
+from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import (
     insert_episodes,
     insert_payloads,
     insert_transcripts,
 )
-from replaydb.database.statements.task import update_tasks
 from replaydb.database.tables.schema import (
     draw,
     draw_group,

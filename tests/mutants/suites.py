@@ -129,14 +129,17 @@ for _folder in "database/repository/", "database/statements/":
     _SUITES |= {
         f"{_folder}{name}": suite
         for suite, names in (
-            (_suite(_DRAWS, _CALLS), "candidates draw_request draws ordered_reads selections"),
+            (
+                _suite(_DRAWS, _CALLS),
+                "candidates draw_request draws ordered_reads selections taking",
+            ),
             (_suite("buffer/putting", _CALLS), "capacity incremental_groups puts"),
             (_suite("buffer/leasing", _CALLS), "lease"),
             (_suite("buffer/managing", f"{_CALLS} {_RATES}"), "aging buffer policy task updates"),
-            (_suite(f"buffer/test_pacing.py {_RATES}", _CALLS), "counts limits"),
+            (_suite(f"buffer/test_pacing.py {_RATES}", _CALLS), "limits shortage"),
             (
                 _suite("buffer/inspecting", f"{_CALLS} ui"),
-                "draw groups lineage listing metrics pages preview run_totals statistics",
+                "draw groups lineage listing metrics preview run_totals statistics",
             ),
             (
                 _suite("operations", _CALLS),
@@ -144,14 +147,17 @@ for _folder in "database/repository/", "database/statements/":
             ),
             (_suite("analysis", "ui exchange"), "scans"),
             (_suite("database/repository/test_tags.py", _CALLS), "tag"),
-            (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack"),
+            (
+                _suite("database/test_pruning.py buffer/test_outside.py", _PACKS),
+                "pack payload_location",
+            ),
             (_suite("buffer/inspecting", f"{_PACKS} buffer/test_outside.py"), "payload"),
         )
         for name in names.split()
     }
 # A statement that reads too much returns the same rows.
 for _name, _one in list(_SUITES.items()):
-    if _name.startswith(("database/filters/", "database/statements/")):
+    if _name.startswith(("database/filters/", "database/repository/", "database/statements/")):
         _SUITES[_name] = replace(_one, first=(*_one.first, "database/repository/test_plans.py"))
 
 

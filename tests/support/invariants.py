@@ -11,12 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import BufferSettings
 from replaydb.database.repository import packs, recount
-from replaydb.database.statements.recount import (
-    orphans,
-    select_groups_of_stray_texts,
-    select_miscounted_groups,
-    select_mismatched_leases,
-)
 from replaydb.database.tables.schema import (
     buffer,
     draw_group,
@@ -25,6 +19,12 @@ from replaydb.database.tables.schema import (
     lease,
     pack,
     payload_place,
+)
+from replaydb.operations.verify import (
+    orphans,
+    select_groups_of_stray_texts,
+    select_miscounted_groups,
+    select_mismatched_leases,
 )
 from replaydb.packs import PayloadStore
 from support.connections import transaction

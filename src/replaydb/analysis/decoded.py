@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from sqlalchemy import URL, ColumnElement, Connection
+from sqlalchemy import URL, ColumnElement, Connection, Select, select
 
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
@@ -22,8 +22,11 @@ from replaydb.analysis.token_rows import batch_of_tokens, token_schema
 from replaydb.buffer.drawing import reasons
 from replaydb.database.repository import groups
 from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.scans import scan_group_sizes, select_groups_with_names
+from replaydb.database.statements.episode_group import SHOWN
+from replaydb.database.statements.scans import WINDOW, Scan
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import Facts, Stored, from_rows
+from replaydb.database.tables.schema import buffer, episode_group, group, run
 from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError
 
@@ -191,3 +194,20 @@ def _by_group(rows: Iterable[Facts]) -> dict[int, list[Facts]]:
     for row in rows:
         found.setdefault(row["group_id"], []).append(row)
     return found
+
+
+def scan_group_sizes(condition: ColumnElement[bool]) -> Scan:
+    """Scan ids and sizes of groups, from which the reads of payloads are planned."""
+    rows = select(group.id, group.num_bytes, group.num_tokens)
+    return Scan(rows, [group.id], group.id, WINDOW, condition)
+
+
+def select_groups_with_names(condition: ColumnElement[bool], ids: Sequence[int]) -> Select[Any]:
+    """Select the columns of groups that users can see, with names of buffer, run and lineage."""
+    return (
+        select(*SHOWN, buffer.c.name.label("buffer_name"), run.c.lineage.label("run_lineage"))
+        .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
+        .outerjoin(run, run.c.id == group.run_id)
+        .where(among(group.id, ids), condition)
+        .order_by(group.id)
+    )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, Select, select
 
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.database import migrations
@@ -16,8 +16,9 @@ from replaydb.database.payloads import Payloads
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
-from replaydb.database.statements.scans import Scan, select_buffer_ids
+from replaydb.database.statements.scans import Scan
 from replaydb.database.tables.records import Stored
+from replaydb.database.tables.schema import buffer
 
 T = TypeVar("T")
 
@@ -125,3 +126,8 @@ def fitting(sizes: Sequence[int]) -> int:
 def _number(connection: Connection, statement: Any) -> int | None:
     [(number,)] = execute(connection, statement)
     return None if number is None else int(number)
+
+
+def select_buffer_ids() -> Select[Any]:
+    """Select the ids and names of all buffers."""
+    return select(buffer.c.id, buffer.c.name).order_by(buffer.c.id)

@@ -18,8 +18,8 @@ from uuid import uuid4
 from sqlalchemy import Connection
 
 from replaydb.database.pruning import Pruning
-from replaydb.database.repository import packs
-from replaydb.database.repository.packs import PayloadStoreRow
+from replaydb.database.repository import packs, payload_location
+from replaydb.database.repository.payload_location import PayloadStoreRow
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.tables.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.domain.results import PruneReport
@@ -72,16 +72,18 @@ class Payloads:
             PayloadsUnavailableError: The payload store cannot be reached or used.
             DatabaseReadOnlyError: The store was opened read-only, and has no payload store yet.
         """
-        row = await self._database.read(packs.payload_store, end=end)
+        row = await self._database.read(payload_location.payload_store, end=end)
         if row is None:
             store_uid = uuid4().hex
             payload_store = PayloadStore.at(url, store_uid)
 
             def check(connection: Connection) -> None:
-                packs.check_no_payloads(connection, payload_store.url)
+                payload_location.check_no_payloads(connection, payload_store.url)
 
             def record(connection: Connection) -> PayloadStoreRow:
-                return packs.record_payload_store(connection, payload_store.url, store_uid)
+                return payload_location.record_payload_store(
+                    connection, payload_store.url, store_uid
+                )
 
             try:
                 await self._database.read(check, end=end)
@@ -104,10 +106,12 @@ class Payloads:
         Raises:
             InvalidInputError: Payloads are in the database.
         """
-        if await self._database.read(packs.payload_store, end=end) is None:
+        if await self._database.read(payload_location.payload_store, end=end) is None:
             expected = "None, unless the payloads are outside the database"
             raise InvalidInputError("payload_grace", expected, seconds)
-        await self._database.write(lambda connection: packs.set_grace(connection, seconds), end=end)
+        await self._database.write(
+            lambda connection: payload_location.set_grace(connection, seconds), end=end
+        )
 
     async def relocate(self, url: str, end: float) -> tuple[str, str]:
         """Record that the packs were moved to a URL. Returns the old URL and the new one.
@@ -120,7 +124,7 @@ class Payloads:
         payload_store = self._at(url, row.store_uid)
         await payload_store.check(end)
         await self._database.write(
-            lambda connection: packs.relocate(connection, payload_store.url), end=end
+            lambda connection: payload_location.relocate(connection, payload_store.url), end=end
         )
         self._use(payload_store)  # running reads may finish on the old one
         return row.url, payload_store.url
@@ -132,7 +136,7 @@ class Payloads:
             PayloadsUnavailableError: The payload store cannot be reached, or has no intact marker
                 of this store.
         """
-        if await self._database.read(packs.payload_store, end=end) is not None:
+        if await self._database.read(payload_location.payload_store, end=end) is not None:
             await (await self._located(end)).check(end)
 
     async def adopt(self, end: float) -> str:
@@ -154,7 +158,7 @@ class Payloads:
 
     async def _row(self, end: float) -> PayloadStoreRow:
         """Return the payload store that is recorded in the database."""
-        row = await self._database.read(packs.payload_store, end=end)
+        row = await self._database.read(payload_location.payload_store, end=end)
         if row is None:
             expected = "a store with payloads outside the database"
             raise InvalidInputError("payloads", expected, "one with payloads in the database")
@@ -361,7 +365,7 @@ class Payloads:
     async def _located(self, end: float) -> PayloadStore:
         """Return the payload store. Read its URL if another process set it after the opening."""
         if self._payload_store is None:
-            row = await self._database.read(packs.payload_store, end=end)
+            row = await self._database.read(payload_location.payload_store, end=end)
             if row is None:
                 raise DatabaseError("the URL of the payload store is missing in the database")
             return self._use(self._at(row.url, row.store_uid))

@@ -21,7 +21,7 @@ from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
 from replaydb.database.repository import buffers as buffer_rows
 from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.counts import count_groups
+from replaydb.database.statements.episode_group import count_groups
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable

@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.payloads import Payloads
-from replaydb.database.repository import packs, row_differences, sequences
+from replaydb.database.repository import packs, payload_location, row_differences, sequences
 from replaydb.database.repository.row_differences import Difference, Values
 from replaydb.database.runtime.prepared import execute_many
 from replaydb.database.runtime.protocol import Work
@@ -190,7 +190,7 @@ class _Copying:
             lambda connection: row_differences.count(connection, episode_group)
         )
         self.report = replace(self.report, num_groups=total, num_seen=0)
-        outside = await self._target.database.read(packs.payload_store) is not None
+        outside = await self._target.database.read(payload_location.payload_store) is not None
         damaged: dict[int, str] = {}
         for family in families():
             async for seen, differences in self._compared(family, snapshot.read):
@@ -286,13 +286,13 @@ class _Copying:
         """Set sequences, pack counters and grace period; then check that no row differs."""
         source, target = self._source.database.backend, self._target.database.backend
         ids = await snapshot.read(lambda connection: sequences.positions(source, connection))
-        location = await snapshot.read(packs.payload_store)
+        location = await snapshot.read(payload_location.payload_store)
 
         def settle(connection: Connection) -> None:
             target.administration.advance_sequences(connection, ids)
             packs.recount(connection, target.now(connection))
             if location is not None:
-                packs.set_grace(connection, location.grace_seconds)
+                payload_location.set_grace(connection, location.grace_seconds)
 
         await self._write(settle, end_in(BULK_SECONDS))
         for family in families():

@@ -8,7 +8,7 @@ from sqlalchemy import URL, Connection
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.repository import packs, sequences
+from replaydb.database.repository import payload_location, sequences
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.transactions import Database, end_in
 from replaydb.domain.results import Finding
@@ -121,7 +121,7 @@ def _sequences(backend: Backend, connection: Connection) -> Finding:
 
 
 async def _payloads(database: Database) -> Finding:
-    row = await database.read(packs.payload_store)
+    row = await database.read(payload_location.payload_store)
     if row is None:
         return Finding("good", "payload store", "payloads are in the database")
     try:

@@ -33,7 +33,7 @@ Data = bytes | memoryview
 
 
 class Part(NamedTuple):
-    """Row of a payload without its bytes, in the order of `statements.rows.columns`."""
+    """Row of a payload without its bytes, in the order of `table_ranges.columns`."""
 
     group_id: int
     part: int

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Connection
+from sqlalchemy import Column, ColumnElement, Connection, Delete, Select, delete, func, select
 
 from replaydb.buffer.store import Store
 from replaydb.database.filters import compiling
@@ -20,9 +20,10 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
-from replaydb.database.statements import retention
+from replaydb.database.statements.draw import LEASED, delete_draws
 from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
-from replaydb.database.tables.schema import draw, group
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IS_LEASED, buffer, draw, draw_group, group, run
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
@@ -143,7 +144,7 @@ async def prune_draws(
     before = await task.time_before(age)
     by = None if of_runs is None else sorted(of_runs)
     for row in await task.rows(checks.names("names", names)):
-        await task.delete_draws(retention.ended_draws(row.id, before=before, runs=by))
+        await task.delete_draws(ended_draws(row.id, before=before, runs=by))
     return task.done
 
 
@@ -172,14 +173,14 @@ async def delete_buffer(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
     if not dry_run:  # fails before the first step if the user may not do the last one
-        await store._database.write(lambda it: execute(it, retention.delete_buffer(NO_ID)))
+        await store._database.write(lambda it: execute(it, delete_buffer_row(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
     await task.delete_draws(draw.c.buffer_id == row.id)
 
     def end(connection: Connection) -> None:
         with buffer_locked(connection, task.scope(row)) as buffer:
             transitions.delete(buffer, selection(buffer.id), "the buffer was deleted")
-        execute(connection, retention.delete_buffer(row.id))
+        execute(connection, delete_buffer_row(row.id))
 
     if not dry_run:
         await store._database.write(end)
@@ -217,16 +218,16 @@ async def delete_run(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
 
     async def delete_contents() -> None:
-        leased = await task.read(lambda it: execute(it, retention.select_leased_of_run(name)))
+        leased = await task.read(lambda it: execute(it, select_leased_of_run(name)))
         if leased:
             raise GroupLeasedError([row.id for row in leased])
         put = compiling.of_runs([name]) & WITHOUT_LEASE
         for row in await task.rows(None):
             await task.delete_groups(row, Selection(row.id, where=put))
-            await task.delete_draws(retention.ended_draws(row.id, runs=[name]))
+            await task.delete_draws(ended_draws(row.id, runs=[name]))
 
     def run_deleted(connection: Connection) -> bool:
-        return execute(connection, retention.delete_run(name)) > 0
+        return execute(connection, delete_run_row(name)) > 0
 
     if dry_run:
         await delete_contents()
@@ -315,7 +316,7 @@ class _Deletion:
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""
-        weigh = retention.weigh_draws(condition)
+        weigh = weigh_draws(condition)
         [found] = await self.read(lambda it: execute(it, weigh))
         if self.done.dry_run:
             self._add(Removal(True, num_draws=found.number))
@@ -324,7 +325,7 @@ class _Deletion:
 
         def delete(ids: Sequence[int], connection: Connection) -> _Step:
             begun = time.perf_counter()
-            number = execute(connection, retention.delete_draws(ids))
+            number = execute(connection, delete_draws(ids))
             return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
 
         await self._in_steps(draw.c.id, condition, found.last or 0, delete)
@@ -340,7 +341,7 @@ class _Deletion:
         size, after = FIRST_STEP, 0
 
         while after < last:
-            some = retention.select_ids_between(key, condition, after, last, PAGE)
+            some = select_ids_between(key, condition, after, last, PAGE)
             ids = [row.id for row in await self.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
@@ -369,5 +370,65 @@ class _Deletion:
 
 def _measured(connection: Connection, which: Selection) -> tuple[Removal, int]:
     """Return number and size of the selected groups, and the largest id."""
-    [found] = execute(connection, retention.weigh_groups(which.condition))
+    [found] = execute(connection, weigh_groups(which.condition))
     return Removal(False, found.number, int(found.size)), found.last or 0
+
+
+def weigh_groups(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select the number, total payload size and last id of the groups that meet a condition."""
+    columns: tuple[ColumnElement[Any], ...] = (
+        func.count().label("number"),
+        func.coalesce(func.sum(group.num_bytes), 0).label("size"),
+        func.max(group.id).label("last"),
+    )
+    return select(*columns).where(condition)
+
+
+def weigh_draws(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select the number and last id of the draws that meet a condition."""
+    columns: tuple[ColumnElement[Any], ...] = (
+        func.count().label("number"),
+        func.max(draw.c.id).label("last"),
+    )
+    return select(*columns).where(condition)
+
+
+def select_ids_between(
+    key: Column[int], condition: ColumnElement[bool], after: int, last: int, most: int
+) -> Select[Any]:
+    """Select up to `most` ids of the groups or draws that meet a condition, in a range of ids."""
+    in_range = key.between(after + 1, last)
+    statement = select(key.label("id")).where(condition, in_range)
+    return statement.order_by(key).limit(most)
+
+
+def ended_draws(
+    buffer_id: int, *, before: datetime | None = None, runs: Sequence[str] | None = None
+) -> ColumnElement[bool]:
+    """Condition for draws of a buffer without leased groups, made before a time, by some runs."""
+    condition = (draw.c.buffer_id == buffer_id) & ~LEASED.exists()
+    if before is not None:
+        condition &= draw.c.created_at < before
+    if runs is not None:
+        condition &= draw.c.run_id.in_(select(run.c.id).where(among(run.c.name, runs)))
+    return condition
+
+
+def select_leased_of_run(name: str) -> Select[int]:
+    """Select the leased or claimed groups that a run has put or drawn."""
+    mine = select(run.c.id).where(run.c.name == name)
+    drawn = select(draw_group.c.group_id).join_from(draw_group, draw)
+    drawn = drawn.where(draw.c.run_id.in_(mine), IS_LEASED)
+    return select(group.id).where(~WITHOUT_LEASE, group.run_id.in_(mine) | group.id.in_(drawn))
+
+
+def delete_buffer_row(buffer_id: int) -> Delete:
+    """Delete a buffer and everything that belongs to it."""
+    return delete(buffer).where(buffer.c.id == buffer_id)
+
+
+def delete_run_row(name: str) -> Delete:
+    """Delete a run, unless groups or draws refer to it."""
+    put = select(group.id).where(group.run_id == run.c.id).exists()
+    drew = select(draw.c.id).where(draw.c.run_id == run.c.id).exists()
+    return delete(run).where(run.c.name == name, ~put, ~drew)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, and_, exists, func, select
 
 from replaydb import codec
 from replaydb.buffer.store import Store
@@ -17,15 +17,19 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.row_differences import Values
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
-from replaydb.database.statements.recount import (
-    orphans,
-    select_groups_of_stray_texts,
-    select_miscounted_groups,
-    select_mismatched_leases,
-)
 from replaydb.database.statements.table_ranges import columns
-from replaydb.database.tables.schema import episode, episode_group, payload
+from replaydb.database.tables.expressions import total_or_zero
+from replaydb.database.tables.schema import (
+    episode,
+    episode_group,
+    group,
+    lease,
+    metadata,
+    payload,
+    transcript,
+)
 from replaydb.domain import checks
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -396,3 +400,79 @@ def _packs(connection: Connection) -> list[Problem]:
             what = "no parts refer to it, but it is not marked for deletion"
         found.append(Problem("pack", f"pack {row.name}", what))
     return found
+
+
+def orphans() -> Iterator[tuple[str, str, Select[int]]]:
+    """Yield, for every foreign key, the names of both tables and a count of rows without parent."""
+    for table in metadata.sorted_tables:
+        for key in sorted(table.foreign_key_constraints, key=lambda one: str(one.name)):
+            parent = key.referred_table.alias()
+            pairs = [(one.parent, parent.c[one.column.name]) for one in key.elements]
+            known = and_(*(mine.is_not(None) for mine, _ in pairs))
+            has_parent = exists().where(*(mine == theirs for mine, theirs in pairs))
+            count = select(func.count()).select_from(table).where(known, ~has_parent)
+            yield table.name, key.referred_table.name, count
+
+
+def select_miscounted_groups(most: int) -> Select[Any]:
+    """Select groups whose scalars differ from the totals of their episodes, payloads and texts."""
+    episodes = select(
+        episode.c.group_id,
+        func.count().label("number"),
+        total_or_zero(episode.c.num_tokens).label("size"),
+    )
+    length = func.coalesce(payload.c.pack_length, func.length(payload.c.data))
+    parts = select(
+        payload.c.group_id, func.count().label("number"), total_or_zero(length).label("size")
+    )
+    members = episodes.group_by(episode.c.group_id).subquery()
+    stored = parts.group_by(payload.c.group_id).subquery()
+    texts = exists().where(transcript.c.group_id == group.id)
+    found = (
+        func.coalesce(members.c.number, 0).label("episodes"),
+        func.coalesce(members.c.size, 0).label("tokens"),
+        func.coalesce(stored.c.size, 0).label("bytes"),
+        texts.label("has_text"),
+    )
+    recorded = (group.num_episodes, group.num_tokens, group.num_bytes, group.has_transcript)
+    is_lost = (
+        (group.group_status != GroupStatus.ARCHIVED.value)
+        & (group.num_episodes > 0)
+        & stored.c.number.is_(None)
+    )
+    wrong = is_lost
+    for one, other in zip(recorded, found, strict=True):
+        wrong |= one != other.element
+    return (
+        select(group.id, *recorded, *found)
+        .select_from(episode_group)
+        .outerjoin(members, members.c.group_id == group.id)
+        .outerjoin(stored, stored.c.group_id == group.id)
+        .where(wrong)
+        .order_by(group.id)
+        .limit(most)
+    )
+
+
+def select_mismatched_leases(most: int) -> Select[int]:
+    """Select groups whose status, lease and `leased_from` contradict each other."""
+    is_leased = group.group_status == GroupStatus.LEASED.value
+    is_pending = group.group_status == GroupStatus.PENDING.value  # may be claimed by a lease
+    wrong = (is_leased != group.lease_id.is_not(None)) & ~is_pending
+    wrong |= is_leased != group.leased_from.is_not(None)
+    wrong |= lease.c.buffer_id != group.buffer_id
+    return (
+        select(group.id)
+        .outerjoin_from(episode_group, lease, lease.c.id == group.lease_id)
+        .where(wrong)
+        .order_by(group.id)
+        .limit(most)
+    )
+
+
+def select_groups_of_stray_texts(most: int) -> Select[int]:
+    """Select groups with texts of episodes that do not exist."""
+    text = transcript.c
+    mine = (episode.c.group_id == text.group_id) & (episode.c.position == text.position)
+    stray = exists().where(text.group_id == group.id, ~exists().where(mine))
+    return select(group.id).where(stray).order_by(group.id).limit(most)

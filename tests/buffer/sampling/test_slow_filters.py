@@ -19,7 +19,8 @@ from replaydb.buffer import drawing
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import draws, preview
 from replaydb.database.repository.draw_request import DrawRequest
-from replaydb.database.statements.candidates import select_candidates, select_eligible
+from replaydb.database.repository.draws import select_eligible
+from replaydb.database.repository.preview import select_candidates
 from support.clock import Clock
 from support.groups import episode, group
 

@@ -20,7 +20,7 @@ from replaydb import (
     Uniform,
 )
 from replaydb.database.postgresql.backend import PostgresqlBackend
-from replaydb.database.statements.buffer import lock_buffer
+from replaydb.database.repository.buffers import lock_buffer
 from replaydb.database.tables import schema
 from support.connections import transaction
 from support.groups import group, groups

@@ -16,67 +16,43 @@ from sqlalchemy import and_, event, func, insert, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
+from replaydb.analysis.decoded import scan_group_sizes, select_groups_with_names
+from replaydb.analysis.tables import (
+    groups_of,
+    scan_draws,
+    scan_episodes,
+    scan_groups,
+    scan_runs,
+    select_end_of_prompts,
+    select_prompt_page,
+)
 from replaydb.database.filters.compiling import at_most_stale, checked
 from replaydb.database.filters.tag_lookups import lookups_in
 from replaydb.database.postgresql.sequences import identify_groups
 from replaydb.database.repository import tasks
-from replaydb.database.repository.capacity import EVICTABLE
-from replaydb.database.runtime.prepared import Bound
-from replaydb.database.runtime.writes import Part, combined
-from replaydb.database.statements import scans
-from replaydb.database.statements.candidates import (
-    Order,
-    Partition,
-    order_of,
-    select_among,
-    select_by_key,
-    select_eligible,
-    select_first,
-    select_oldest_equals,
-    select_page_of_eligible,
-    shift_keys,
-)
-from replaydb.database.statements.counts import count_groups, count_groups_up_to
-from replaydb.database.statements.draw import keep_drawn, select_steps, settle_groups
-from replaydb.database.statements.episode_group import (
+from replaydb.database.repository.aging import (
     age_groups,
-    age_groups_by_id,
-    archive_groups,
-    delete_groups,
-    expire_groups,
-    mark_leased,
-    mark_sampled,
-    mark_sampled_and_rekey,
-    rekey,
     select_all_too_stale,
     select_end_of_step,
-    select_facts,
-    select_kept_by_uid,
-    select_known_uids,
-    select_sums,
     select_too_stale,
-    update_each_group,
+    too_stale,
 )
-from replaydb.database.statements.lease import (
-    select_any_overdue,
-    select_leased,
-    select_losses,
-    select_overdue,
-    select_past_deadline,
+from replaydb.database.repository.buffers import select_available
+from replaydb.database.repository.capacity import EVICTABLE
+from replaydb.database.repository.draws import select_by_key, select_eligible
+from replaydb.database.repository.groups import (
+    count_groups_up_to,
+    select_episode_page,
+    select_facts,
+    select_transcripts,
 )
-from replaydb.database.statements.pack import (
-    begin_pack_removal,
-    change_packs,
-    move_member,
-    select_mostly_dead,
-    select_removable,
-    select_staying,
-)
-from replaydb.database.statements.pages import (
+from replaydb.database.repository.incremental_groups import past_deadline, select_past_deadline
+from replaydb.database.repository.leases import select_overdue
+from replaydb.database.repository.lineage import select_steps, settle_groups
+from replaydb.database.repository.listing import (
     INDEXED,
     select_end_of_next,
     select_end_of_previous,
-    select_ids_of_prompt,
     select_page,
     select_page_by_id,
     select_page_of_all,
@@ -85,46 +61,75 @@ from replaydb.database.statements.pages import (
     select_partitions_of,
     select_shown,
 )
-from replaydb.database.statements.payload import (
-    release_payloads,
-    select_episode_page,
-    select_payloads,
-    select_transcripts,
-)
-from replaydb.database.statements.retention import (
-    delete_draws,
-    ended_draws,
-    select_archived,
-    select_archived_beyond,
-    select_draws_beyond,
-    select_ended_draws,
-    select_ids_between,
-    weigh_groups,
-)
-from replaydb.database.statements.run_totals import count_drawn, sum_draws, sum_put
-from replaydb.database.statements.selections import (
-    WITHOUT_LEASE,
-    past_deadline,
-    selection,
-    too_stale,
-)
-from replaydb.database.statements.statistics import select_task_counters
-from replaydb.database.statements.tag import (
-    count_tagged,
-    delete_tags,
-    insert_tags,
-    select_ids_below,
-    select_tagged,
-)
-from replaydb.database.statements.task import (
-    any_older,
+from replaydb.database.repository.locking import (
     lock_all_tasks,
     lock_buffer_and_tasks,
     lock_leased_tasks,
     lock_tasks,
-    select_available,
-    update_tasks,
 )
+from replaydb.database.repository.maintenance import any_older, select_any_overdue
+from replaydb.database.repository.ordered_reads import select_oldest_equals
+from replaydb.database.repository.packs import (
+    begin_pack_removal,
+    change_packs,
+    move_member,
+    release_payloads,
+    select_mostly_dead,
+    select_removable,
+    select_staying,
+)
+from replaydb.database.repository.preview import select_page_of_eligible
+from replaydb.database.repository.puts import select_kept_by_uid
+from replaydb.database.repository.retention import (
+    select_archived,
+    select_archived_beyond,
+    select_draws_beyond,
+    select_ended_draws,
+)
+from replaydb.database.repository.run_totals import count_drawn, sum_draws, sum_put
+from replaydb.database.repository.tags import (
+    count_tagged,
+    delete_tags,
+    insert_tags,
+    select_ids_below,
+    select_ids_of_prompt,
+    select_tagged,
+)
+from replaydb.database.repository.taking import (
+    mark_leased,
+    mark_sampled,
+    mark_sampled_and_rekey,
+    rekey,
+)
+from replaydb.database.repository.tasks import shift_keys, update_tasks
+from replaydb.database.repository.transitions import (
+    age_groups_by_id,
+    archive_groups,
+    delete_groups,
+    expire_groups,
+    keep_drawn,
+    select_losses,
+)
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.writes import Part, combined
+from replaydb.database.statements.candidates import (
+    Order,
+    Partition,
+    order_of,
+    select_among,
+    select_first,
+)
+from replaydb.database.statements.draw import delete_draws
+from replaydb.database.statements.episode_group import (
+    count_groups,
+    select_known_uids,
+    select_sums,
+    update_each_group,
+)
+from replaydb.database.statements.lease import select_leased
+from replaydb.database.statements.payload import select_payloads
+from replaydb.database.statements.selections import WITHOUT_LEASE, selection
+from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.tables.schema import (
     IDLE,
     buffer,
@@ -140,6 +145,7 @@ from replaydb.database.tables.schema import (
     transcript,
 )
 from replaydb.domain.policies import SimplePolicy
+from replaydb.operations.removal import ended_draws, select_ids_between, weigh_groups
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
 from support.postgres import PostgresServer
@@ -955,18 +961,18 @@ async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -
 
 async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> None:
     """A page reads no more than its window, whatever the conditions."""
-    every = scans.groups_of(None, None, None, None)
-    few = scans.groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
+    every = groups_of(None, None, None, None)
+    few = groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
     tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group")
     aliases = ("anon_1", "putter", "following")
     own = {f"pk_{name}" for name in (*tables, *aliases)}
     for condition in (every, few):
         for scan in (
-            scans.scan_groups(condition),
-            scans.scan_episodes(condition),
-            scans.scan_group_sizes(condition),
-            scans.scan_draws(condition),
-            scans.scan_runs(),
+            scan_groups(condition),
+            scan_episodes(condition),
+            scan_group_sizes(condition),
+            scan_draws(condition),
+            scan_runs(),
         ):
             for after in (None, (3, 7)[: len(scan.keys)]):
                 plan = await plan_of(connection, scan.page(2, 4, after, 8192))
@@ -975,15 +981,15 @@ async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> No
             plan = await plan_of(connection, scan.end_of_window(2, 5000))
             assert plan.indexes <= own, plan.text
             assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
-        plan = await plan_of(connection, scans.select_groups_with_names(condition, [1, 2, 3]))
+        plan = await plan_of(connection, select_groups_with_names(condition, [1, 2, 3]))
         assert not plan.scans & {"episode_group"}, plan.text
 
 
 async def test_prompts_are_read_by_their_index(connection: AsyncConnection) -> None:
-    condition = scans.groups_of(None, ["task-3"], None, None)
+    condition = groups_of(None, ["task-3"], None, None)
     for statement in (
-        scans.select_end_of_prompts(1, "prompt-1"),
-        scans.select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
+        select_end_of_prompts(1, "prompt-1"),
+        select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
     ):
         plan = await plan_of(connection, statement)
         assert "ix_episode_group_prompt_uid" in plan.indexes, plan.text

@@ -17,7 +17,6 @@ from replaydb.database.filters.compiling import checked
 from replaydb.database.filters.tag_lookups import lookups_in
 from replaydb.database.repository import draws
 from replaydb.database.repository import tags as index
-from replaydb.database.statements import tag
 from replaydb.database.tables import schema
 from replaydb.domain.policies import SamplingPolicy
 from support.engines import in_turn
@@ -66,7 +65,7 @@ OTHERS: list[Any] = [  # filters that cannot use the index
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that gets one entry per lookup in the index."""
     found: list[int] = []
-    select_tagged = tag.select_tagged
+    select_tagged = index.select_tagged
 
     def recorded(*arguments: Any) -> Any:
         found.append(1)

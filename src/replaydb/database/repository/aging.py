@@ -13,24 +13,31 @@ from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, false, func
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Update,
+    and_,
+    false,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
 from replaydb.database.repository import tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.runtime.reads import read_together
 from replaydb.database.runtime.writes import postpone
-from replaydb.database.statements.episode_group import (
-    age_groups,
-    select_all_too_stale,
-    select_end_of_step,
-    select_too_stale,
-)
-from replaydb.database.statements.recount import count_outdated
-from replaydb.database.statements.selections import TOO_STALE, too_stale
-from replaydb.database.tables.schema import IDLE, group
+from replaydb.database.statements.episode_group import SCALARS, update_staleness
+from replaydb.database.statements.selections import TOO_STALE
+from replaydb.database.tables.expressions import comes_after
+from replaydb.database.tables.schema import IDLE, IS_IDLE, episode_group, group, task
+from replaydb.database.tables.staleness import IS_LIVE, LIVE
 from replaydb.domain import checks
 
 #: Cost of the queries for one task, in groups.
@@ -87,10 +94,10 @@ def outdated(connection: Connection, row: BufferRow) -> dict[str, str]:
         one.task_name: f"{one.number} groups have an outdated staleness or should have expired"
         for one in rows
     }
-    for name, task in tasks.read(connection, row.id).items():
+    for name, state in tasks.read(connection, row.id).items():
         limit = row.settings.max_staleness_of(name)
-        if task.max_staleness != limit:
-            found[name] = f"max_staleness is {task.max_staleness}, expected {limit}"
+        if state.max_staleness != limit:
+            found[name] = f"max_staleness is {state.max_staleness}, expected {limit}"
     return found
 
 
@@ -114,12 +121,12 @@ def step(buffer: LockedBuffer, most: int) -> None:
         for task in behind
     ]  # fmt: skip
     found = iter(read_together(buffer.connection, [*chain(*reads), *chain(*ends)]))
-    for task, mine in zip(behind, reads, strict=True):
-        _expire(buffer, task, list(islice(found, len(mine))), share)
-    for task, mine in zip(behind, ends, strict=True):
+    for one, mine in zip(behind, reads, strict=True):
+        _expire(buffer, one, list(islice(found, len(mine))), share)
+    for one, mine in zip(behind, ends, strict=True):
         for [(end,)] in islice(found, len(mine)):
-            if not task.is_expiring:
-                _age(buffer, task, end)
+            if not one.is_expiring:
+                _age(buffer, one, end)
 
 
 def next_size(size: int, seconds: float) -> int:
@@ -170,3 +177,88 @@ def _age(buffer: LockedBuffer, task: TaskState, end: int | None) -> None:
     last = checks.INT64[1] if end is None else end
     aged = age_groups(buffer.id, task.task_name, after, last, buffer.row.policy_version)
     postpone(buffer.connection, aged)
+
+
+@prepared
+def select_too_stale(
+    buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
+) -> Select[Any]:
+    """Select the scalars of up to `most` idle groups of a task whose oldest version is too old."""
+    condition = too_stale(buffer_id, task_name, oldest_fresh) & (group.group_status == status)
+    in_order = group.comparable_version, group.id
+    return select(*SCALARS).where(condition).order_by(*in_order).limit(most)
+
+
+@prepared
+def select_all_too_stale(
+    buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
+) -> Select[Any]:
+    """As `select_too_stale`, but only groups whose newest version is too old as well."""
+    some = select_too_stale.build(buffer_id, task_name, status, oldest_fresh, most)
+    return some.where(group.max_policy_version < oldest_fresh)
+
+
+@prepared
+def select_end_of_step(buffer_id: Any, task_name: Any, after: Any, skip: Any) -> Select[int]:
+    """Select an id up to which a task has `skip + 1` live groups of some status, after another id.
+
+    NULL if it has fewer of every status.
+    """
+    ends = []
+    for status in LIVE:
+        value: ColumnElement[str] = literal_column(repr(status))
+        ends.append(
+            select(group.id)
+            .where(
+                group.buffer_id == buffer_id,
+                group.task_name == task_name,
+                comes_after(group.group_status, value, group.id, after),
+            )
+            .order_by(group.group_status, group.id)
+            .limit(1)
+            .offset(skip)
+            .subquery()
+        )
+    found = union_all(*(select(end.c.id) for end in ends)).subquery()
+    return select(func.min(found.c.id))
+
+
+@prepared
+def age_groups(of_buffer: Any, of_task: Any, after: Any, last: Any, policy_version: Any) -> Update:
+    """Update the staleness of live groups of a task, in a range of ids."""
+    return update_staleness(policy_version).where(
+        group.buffer_id == of_buffer,
+        group.task_name == of_task,
+        group.id > after,
+        group.id <= last,
+    )
+
+
+def count_outdated(buffer_id: int, policy_version: int, by_newest: bool) -> Select[Any]:
+    """Count the groups of each task whose stored staleness is wrong, or that should have expired.
+
+    Groups that a step is still to update are not counted. Tasks without such groups are omitted.
+    """
+    staleness = policy_version - group.comparable_version
+    is_wrong = IS_LIVE & group.staleness.is_distinct_from(staleness) & task.c.aged_to.is_(None)
+    newest = group.max_policy_version if by_newest else group.comparable_version
+    # An unknown version is NULL, and its group does not expire.
+    is_late = IS_IDLE & ~task.c.is_expiring & (staleness > task.c.max_staleness)
+    is_late &= policy_version - newest > task.c.max_staleness
+    mine = (task.c.buffer_id == group.buffer_id) & (task.c.task_name == group.task_name)
+    return (
+        select(group.task_name, func.count().label("number"))
+        .join_from(episode_group, task, mine)
+        .where(group.buffer_id == buffer_id, is_wrong | is_late)
+        .group_by(group.task_name)
+    )
+
+
+def too_stale(buffer_id: Any, task_name: Any, oldest_fresh: Any) -> ColumnElement[bool]:
+    """Return the condition for idle groups of a task whose oldest version is below a bound."""
+    return and_(
+        group.buffer_id == buffer_id,
+        group.task_name == task_name,
+        IS_IDLE,
+        group.comparable_version < oldest_fresh,
+    )

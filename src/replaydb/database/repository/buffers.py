@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Insert, Select, Update, bindparam, func, insert, select, update
 
-from replaydb.database.runtime.prepared import execute, execute_many, inserted_id
+from replaydb.database.runtime.prepared import execute, execute_many, inserted_id, prepared
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import (
-    insert_buffer,
-    insert_run,
-    lock_buffer,
+    BUFFER_ROWS,
     select_buffer,
-    select_buffer_named,
-    select_buffer_names,
-    select_buffers,
     select_run,
-    select_runs,
-    update_buffers,
+    turn_of_buffer,
 )
-from replaydb.database.statements.task import insert_tasks, select_available, select_task_names
+from replaydb.database.tables.expressions import bytewise
+from replaydb.database.tables.schema import buffer, episode_group, run, task
 from replaydb.domain.results import BufferInfo, RunInfo
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import UnknownBufferError
@@ -250,3 +246,71 @@ def all_runs(connection: Connection) -> list[RunInfo]:
     """Return all runs, oldest first."""
     rows = execute(connection, select_runs())
     return [RunInfo(**row._asdict()) for row in rows]
+
+
+def select_runs() -> Select[Any]:
+    """Select all runs, oldest first."""
+    return select(run).order_by(run.c.id)
+
+
+@cache
+def insert_run() -> Insert:
+    """Insert a run, given as a dict of its columns. Returns its id."""
+    return insert(run).returning(run.c.id)
+
+
+def select_buffer_named(name: str) -> Select[Any]:
+    """Select the row of a buffer by name."""
+    return BUFFER_ROWS.where(buffer.c.name == name)
+
+
+@prepared
+def lock_buffer(buffer_id: Any) -> Select[Any]:
+    """Select the row of a buffer by id, locked against changes."""
+    mine = BUFFER_ROWS.where(buffer.c.id == buffer_id, turn_of_buffer(buffer_id))
+    return mine.with_for_update(key_share=True, of=buffer)
+
+
+def select_buffer_names() -> Select[Any]:
+    """Select the names of all buffers."""
+    return select(buffer.c.name).order_by(bytewise(buffer.c.name))
+
+
+def select_buffers() -> Select[Any]:
+    """Select all buffers, sorted by name, with their number of groups of any status."""
+    groups = (
+        select(func.count())
+        .select_from(episode_group)
+        .where(episode_group.c.buffer_id == buffer.c.id)
+        .scalar_subquery()
+    )
+    return select(buffer, groups.label("num_groups")).order_by(bytewise(buffer.c.name))
+
+
+@cache
+def insert_buffer() -> Insert:
+    """Insert a buffer, given as a dict of its columns."""
+    return insert(buffer)
+
+
+@cache
+def update_buffers() -> Update:
+    """Change buffers, given as dicts of `of_buffer` and the columns to change."""
+    return update(buffer).where(buffer.c.id == bindparam("of_buffer"))
+
+
+def select_task_names(buffer_id: int) -> Select[str]:
+    """Select the names of the tasks of a buffer."""
+    return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
+
+
+@cache
+def insert_tasks() -> Insert:
+    """Insert tasks, given as dicts of their columns."""
+    return insert(task)
+
+
+def select_available(buffer_id: int) -> Select[Any]:
+    """Select how many groups of every task can be drawn, are leased, or are pending."""
+    columns = (task.c.task_name, task.c.num_available, task.c.num_leased, task.c.num_pending)
+    return select(*columns).where(task.c.buffer_id == buffer_id)

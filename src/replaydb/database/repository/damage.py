@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, or_, select
 
 from replaydb.database.repository import transitions, updates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.updates import Update
 from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.recount import select_failed_as_damaged
+from replaydb.database.statements.selections import selection
+from replaydb.database.tables.schema import group
 from replaydb.domain.episodes import GroupStatus
 
 _REASON = re.compile(r"damaged \(was (\w+)\): ")
@@ -97,3 +98,20 @@ def _status_before(row: Any) -> GroupStatus | None:
         return None
     # The deadline was removed, so generation can only be resumed.
     return GroupStatus.ABORTED if status is GroupStatus.PENDING else status
+
+
+def select_failed_as_damaged(buffer_id: int, ids: Sequence[int] | None = None) -> Select[Any]:
+    """Select failed groups of a buffer, all or by id, whose reason may be damage."""
+    reason = group.status_reason
+    begins = (
+        reason.startswith(text, autoescape=True) for text in ("damaged (", "checksum ", "pack ")
+    )
+    return (
+        select(group.id, reason, group.completed_at, group.num_bytes)
+        .where(
+            selection(buffer_id, ids=ids),
+            group.group_status == GroupStatus.FAILED.value,
+            or_(*begins),
+        )
+        .order_by(group.id)
+    )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, select, true, tuple_
 
 from replaydb.database.repository import (
     aging,
@@ -35,29 +34,25 @@ from replaydb.database.repository.candidates import (
 )
 from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest, Quota
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.repository.taking import Chosen, take
+from replaydb.database.repository.tasks import TaskState, waiting_times
 from replaydb.database.runtime.prepared import Bound, execute
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.reads import LaterReads
-from replaydb.database.runtime.writes import Write, pipeline_of, postpone
+from replaydb.database.runtime.writes import pipeline_of
 from replaydb.database.statements.candidates import (
+    CANDIDATE,
+    MEMBERS,
     Order,
     Partition,
     order_of,
     select_among,
-    select_by_key,
-    select_eligible,
     select_first,
-)
-from replaydb.database.statements.episode_group import (
-    claim_groups,
-    mark_leased,
-    mark_sampled,
-    mark_sampled_and_rekey,
-    rekey,
+    verdict,
 )
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
 from replaydb.database.tables.records import Facts, Stored
+from replaydb.database.tables.schema import IS_IDLE, group
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 from replaydb.errors import NotEnoughGroupsError
@@ -78,6 +73,8 @@ MOST_FIRST_READS = 8
 #: distances between two keys. Setting a clock back rewrites every group of the task, and batches
 #: that take tiny weights would need it often.
 MAX_CLOCK_ADVANCE = 2.0**-6 * tasks.MAX_CLOCK
+
+_ID = group.id.type
 
 
 class LongScanError(Exception):
@@ -162,7 +159,7 @@ class _Drawing:
         self._request = request
         self._num_bytes = 0
         self._with_text: list[int] = []
-        self._chosen: list[_Chosen] = []
+        self._chosen: list[Chosen] = []
         self.taken: list[int] = []
 
     @cached_property
@@ -210,7 +207,7 @@ class _Drawing:
             mine = chosen[(chosen >= start) & (chosen < end)] - start
             self._num_bytes += int(part.num_bytes[mine].sum())
             self._with_text += part.ids[mine[part.has_transcript[mine]]].tolist()
-            self._chosen.append(_Chosen(order, part, mine, elapsed))
+            self._chosen.append(Chosen(order, part, mine, elapsed))
         return drawn
 
     def read(self, ids: Sequence[int]) -> Contents:
@@ -438,7 +435,8 @@ class _Drawing:
             clock=order.clock,
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
-        self._settle([_Chosen(order, passed, np.zeros(0, np.int64), elapsed)])
+        none = np.zeros(0, np.int64)
+        take(self._buffer, [Chosen(order, passed, none, elapsed)], self.lease_id, is_claim=False)
 
     def _look_up(
         self,
@@ -467,77 +465,7 @@ class _Drawing:
         """Take the groups that were chosen last: count or lease them, and set new keys."""
         chosen, self._chosen = self._chosen, []
         if chosen:
-            self._settle(chosen)
-
-    def _settle(self, chosen: Sequence[_Chosen]) -> None:
-        ids = [group_id for one in chosen for group_id in one.ids]
-        if self._request.is_claim:
-            if ids:
-                postpone(self._connection, claim_groups(ids, self.lease_id))
-            return
-        counted: dict[Order, list[dict[str, Any]]] = {}
-        skipped: dict[Order, list[dict[str, Any]]] = {}
-        unkeyed: list[int] = []
-        for one in chosen:
-            part, task = one.part, one.part.task
-            task.num_sampled += len(one.ids)
-            if self.lease_id is not None:
-                sums = GroupSums(len(one.ids), float(part.weights[one.positions].sum()), 0, 0)
-                # The sizes stay: what is leased is stored like what can be drawn.
-                task.move(part.status, GroupStatus.LEASED, sums)
-            if part.clock is None:
-                unkeyed += one.ids
-                continue
-            task.advance_clock(part.clock, one.elapsed)
-            tasks.set_back_if_late(self._connection, task, part.clock)
-            passed = np.flatnonzero(~part.eligible & (part.keys <= one.elapsed))
-            # What is leased gets its next arrival when it comes back.
-            again = passed if self.lease_id is not None else np.append(one.positions, passed)
-            variates = task.exponentials(self._buffer.settings, len(again))
-            keys = task.time(part.clock) + waiting_times(
-                variates, rates(part.clock, part.weights[again])
-            )
-            changes = [
-                {"group_id": group_id, "new_key": key}
-                for group_id, key in zip(part.ids[again].tolist(), keys.tolist(), strict=True)
-            ]
-            number = len(again) - len(passed)
-            counted.setdefault(one.order, []).extend(changes[:number])
-            skipped.setdefault(one.order, []).extend(changes[number:])
-        if self.lease_id is not None and ids:
-            version = self._buffer.row.policy_version
-            leased = mark_leased(ids, self.lease_id, self._buffer.now, version)
-            postpone(self._connection, leased)
-        elif unkeyed:
-            postpone(self._connection, mark_sampled(unkeyed, self._buffer.now))
-        for order, rows in counted.items():
-            timed = [row | {"now": self._buffer.now} for row in rows]
-            postpone(self._connection, Write(mark_sampled_and_rekey(order), timed))
-        for order, rows in skipped.items():
-            postpone(self._connection, Write(rekey(order), rows))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Groups of one partition that were chosen, and those that were passed over.
-
-    Attributes:
-        order: The order in which they were read.
-        part: All groups that were read.
-        positions: Positions of the chosen ones in `part` [n].
-        elapsed: How far the clock of the partition advances.
-    """
-
-    order: Order
-    part: Candidates
-    positions: NDArray[np.int64]
-    elapsed: float
-
-    @property
-    def ids(self) -> list[int]:
-        """Ids of the chosen groups."""
-        ids: list[int] = self.part.ids[self.positions].tolist()
-        return ids
+            take(self._buffer, chosen, self.lease_id, is_claim=self._request.is_claim)
 
 
 def _max_lookups(task: TaskState) -> int:
@@ -552,3 +480,43 @@ def _max_lookups_in_order(stored: int, count: int) -> int:
     takes less time than a lookup.
     """
     return min(tags.MAX_LOOKUPS_IN_ORDER, math.isqrt(stored * count) // 4)
+
+
+def select_by_key(
+    partition: Partition,
+    order: Order,
+    limit: int,
+    eligible: ColumnElement[bool] | None,
+    after: tuple[float, int] | None,
+) -> Bound[Select[Any]]:
+    """Select a page of an idle partition by key: columns of `CANDIDATE`, `key` and others."""
+    values = partition.values | {"most": limit}
+    if after is not None:
+        values |= {"after_key": after[0], "after_id": after[1]}
+    build = _all_by_key if eligible is None else _by_key
+    return Bound(build(order, eligible, after is not None), values, eligible is None)
+
+
+def _by_key(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
+    key = order.column
+    met = true() if eligible is None else verdict(eligible)
+    more = (met.label("eligible"), group.task_name)
+    statement = select(*CANDIDATE, key.label("key"), *more)
+    statement = statement.where(MEMBERS & IS_IDLE)
+    if later:
+        after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
+        statement = statement.where(tuple_(key, group.id) > after)
+    return statement.order_by(key, group.id).limit(bindparam("most"))
+
+
+_all_by_key = cache(_by_key)
+
+
+def select_eligible(
+    partition: Partition, eligible: ColumnElement[bool] | None
+) -> Bound[Select[Any]]:
+    """Select every eligible group of a partition: `CANDIDATE`, in order of ids."""
+    statement = select(*CANDIDATE).where(MEMBERS)
+    if eligible is not None:
+        statement = statement.where(eligible)
+    return Bound(statement.order_by(group.id), partition.values, is_cached=False)

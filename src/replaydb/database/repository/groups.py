@@ -7,41 +7,62 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select
+from sqlalchemy import ColumnElement, Connection, Select, func, select, true
 
 from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.reads import read_together
 from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import select_buffer
-from replaydb.database.statements.counts import (
-    count_groups,
-    count_groups_in_flight,
-    count_groups_up_to,
-)
 from replaydb.database.statements.episode_group import (
-    select_facts,
+    count_groups,
     select_ids,
     select_known_uids,
     select_scalars_by_id,
     update_each_group,
 )
-from replaydb.database.statements.payload import (
-    select_episode_page,
-    select_payloads,
-    select_transcripts,
-)
-from replaydb.database.statements.selections import of_lineage, selection
-from replaydb.database.statements.statistics import select_task_counters, select_totals
+from replaydb.database.statements.payload import select_payloads
+from replaydb.database.statements.selections import comparable_runs, selection
+from replaydb.database.statements.statistics import select_by_status, select_task_counters
+from replaydb.database.tables.expressions import among, as_stored
 from replaydb.database.tables.records import PUTTABLE, Facts, Stored, status
-from replaydb.database.tables.schema import group
+from replaydb.database.tables.schema import episode, episode_group, group, transcript
+from replaydb.database.tables.staleness import current_staleness
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
+
+_FACTS = (
+    group.id,
+    group.run_id,
+    group.group_uid,
+    group.prompt_uid,
+    group.task_name,
+    group.group_status,
+    group.leased_from,
+    current_staleness().label("staleness"),
+    group.comparable_version,
+    group.priority,
+    group.num_episodes,
+    group.expected_episodes,
+    group.num_tokens,
+    group.num_bytes,
+    group.times_sampled,
+    group.attempts,
+    group.has_transcript,
+    as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
+    group.status_reason,
+    group.created_at,
+    group.completed_at,
+    group.first_sampled_at,
+    group.last_sampled_at,
+    group.archived_at,
+    group.times_replaced,
+)
 
 
 def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
@@ -242,3 +263,76 @@ def update_priorities(
             )
     postpone(buffer.connection, Write(update_each_group(), changes))
     return len(changes)
+
+
+def count_groups_up_to(condition: ColumnElement[bool], most: int) -> Select[int]:
+    """Count up to `most` groups that meet a condition."""
+    some = select(group.id).where(condition).limit(most).subquery()
+    return select(func.count()).select_from(some)
+
+
+def count_groups_in_flight(
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    putters: ColumnElement[bool],
+    max_staleness: int,
+) -> Select[int]:
+    """Count the groups still to be trained: pending, leased, or never drawn."""
+    unfinished = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
+    undrawn = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
+    mine = selection(buffer_id, tasks=tasks)
+    staleness = current_staleness(buffer_id)
+    fresh = staleness.is_(None) | (staleness <= max_staleness)
+    return count_groups(mine & (group.group_status.in_(unfinished) | undrawn) & fresh & putters)
+
+
+@prepared
+def select_facts(buffer_id: Any, ids: Any) -> Select[Any]:
+    """Select the rows of groups, without payloads, by id."""
+    return select(*_FACTS).where(selection(buffer_id, ids=ids))
+
+
+@prepared
+def select_transcripts(ids: Any) -> Select[Any]:
+    """Select the texts of the episodes of groups."""
+    return select(transcript).where(among(transcript.c.group_id, ids))
+
+
+@prepared
+def select_episode_page(buffer_id: Any, group_id: Any, position: Any, most: Any) -> Select[Any]:
+    """Select the scalars of up to `most` episodes of a group, starting at a position."""
+    shown = (column for column in episode.c if column is not episode.c.metadata)
+    return (
+        select(*shown)
+        .join_from(episode, episode_group, group.id == episode.c.group_id)
+        .where(
+            episode.c.group_id == group_id,
+            episode.c.position >= position,
+            group.buffer_id == buffer_id,
+        )
+        .order_by(episode.c.position)
+        .limit(most)
+    )
+
+
+def of_lineage(lineage: str | None) -> ColumnElement[bool]:
+    """Return the condition for groups whose versions are comparable with those of a lineage.
+
+    None: all groups.
+    """
+    if lineage is None:
+        return true()
+    return group.run_id.is_(None) | group.run_id.in_(comparable_runs(lineage))
+
+
+@prepared
+def select_totals(buffer_id: Any) -> Select[Any]:
+    """Select counts, sizes, staleness and rewards per task and status."""
+    staleness = current_staleness(buffer_id)
+    return select_by_status(
+        buffer_id,
+        func.min(staleness).label("min_staleness"),
+        func.avg(staleness).label("mean_staleness"),
+        func.max(staleness).label("max_staleness"),
+        func.avg(group.reward_mean).label("reward_mean"),
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, Select, select
 
 from replaydb.database.repository import capacity, groups, packs, transitions
 from replaydb.database.repository.capacity import Size
@@ -17,20 +18,17 @@ from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
 from replaydb.database.runtime.prepared import execute, execute_many
 from replaydb.database.runtime.protocol import LostRaceError
-from replaydb.database.statements.episode_group import (
-    select_known_uids,
-    update_each_group,
-)
-from replaydb.database.statements.lease import select_past_deadline
+from replaydb.database.statements.episode_group import SCALARS, select_known_uids, update_each_group
 from replaydb.database.statements.payload import (
     insert_episodes,
     insert_payloads,
     insert_transcripts,
     select_episodes,
-    select_positions,
 )
 from replaydb.database.statements.selections import TOO_STALE
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import EpisodeRecord, reward_facts
+from replaydb.database.tables.schema import episode, group
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -292,3 +290,26 @@ def facts_of(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
         "staleness": staleness,
         **reward_facts(rewards),
     }
+
+
+def select_past_deadline(
+    buffer_id: int, tasks: Collection[str], now: datetime, most: int
+) -> Select[Any]:
+    """Select the scalars of up to `most` pending groups of tasks whose deadline has passed."""
+    late = past_deadline(buffer_id, tasks, now)
+    return select(*SCALARS).where(late).order_by(group.deadline, group.id).limit(most)
+
+
+def select_positions(ids: Sequence[int]) -> Select[Any]:
+    """Select the positions of the episodes of groups."""
+    return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
+
+
+def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
+    """Return the condition for pending groups of tasks whose deadline has passed."""
+    return (
+        (group.buffer_id == buffer_id)
+        & (group.deadline <= now)
+        & (group.group_status == GroupStatus.PENDING.value)
+        & among(group.task_name, sorted(tasks))
+    )

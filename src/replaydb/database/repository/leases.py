@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Contents, Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import execute, inserted_id
+from replaydb.database.runtime.prepared import execute, inserted_id, prepared
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.writes import Write, postpone
-from replaydb.database.statements.lease import (
-    delete_lease,
-    delete_lease_if_empty,
-    delete_overdue_leases,
-    end_overdue_leases,
-    extend_lease,
-    insert_known_lease,
-    insert_lease,
-    select_lease_owners,
-    select_leased,
-    select_leases,
-    select_overdue,
-)
+from replaydb.database.statements.episode_group import SCALARS
+from replaydb.database.statements.lease import select_leased
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import STATUSES
+from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import AckReport, DrawOutcome, LeaseInfo
 from replaydb.errors import LeaseExpiredError
@@ -40,6 +44,8 @@ LEASE_EXPIRED = "lease expired"
 OTHERS_FAILED = "other groups of the batch could not be processed"
 #: Failures after which a group is `failed` in a buffer that sets no `max_attempts`.
 DEFAULT_FAILURES = 3
+
+_HAS_GROUPS = select(group.id).where(group.lease_id == lease.c.id).exists()
 
 
 def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
@@ -358,3 +364,99 @@ def _ids(rows: Sequence[Any]) -> list[int]:
 def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
     """Return the rows that meet a condition, and the others."""
     return [row for row in rows if first(row)], [row for row in rows if not first(row)]
+
+
+@cache
+def insert_lease() -> Insert:
+    """Insert a lease, given as a dict of its columns. Returns its id."""
+    return insert(lease).returning(lease.c.id)
+
+
+@cache
+def insert_known_lease() -> Insert:
+    """Insert a lease, given as a dict of its columns with its id."""
+    return insert(lease)
+
+
+def select_leases(
+    buffer_id: int, now: datetime, lease_id: int | None = None, *, expired: bool = False
+) -> Select[Any]:
+    """Select leases that have not expired, or one of them: a row per group, in order of the draw.
+
+    A lease without groups is one row without a group. With `expired`, expired leases that still
+    have groups are included.
+    """
+    live = lease.c.expires_at > now
+    drawn = draw_group.c
+    statement = (
+        select(
+            lease,
+            group.id.label("group_id"),
+            group.num_tokens,
+            drawn.draw_id,
+            drawn.probability,
+            drawn.weight,
+            draw.c.step,
+        )
+        .outerjoin_from(lease, episode_group, group.lease_id == lease.c.id)
+        .outerjoin(draw_group, (drawn.group_id == group.id) & IS_LEASED)
+        .outerjoin(draw, draw.c.id == drawn.draw_id)
+        .where(lease.c.buffer_id == buffer_id, live | group.id.is_not(None) if expired else live)
+        .order_by(lease.c.id, drawn.position, group.id)
+    )
+    return statement if lease_id is None else statement.where(lease.c.id == lease_id)
+
+
+@prepared
+def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
+    """Extend a lease that has not expired."""
+    mine = (lease.c.id == lease_id, lease.c.buffer_id == of_buffer)
+    return update(lease).where(*mine, lease.c.expires_at > now).values(expires_at=end)
+
+
+@prepared
+def end_overdue_leases(of_buffer: Any, now: Any) -> Update:
+    """End expired leases, so that a concurrent heartbeat cannot extend them."""
+    return (
+        update(lease)
+        .where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
+        .values(expires_at=lease.c.acquired_at)
+    )
+
+
+def select_overdue(buffer_id: int, tasks: Collection[str], now: datetime, most: int) -> Select[Any]:
+    """Select the scalars of up to `most` groups of tasks whose lease has expired."""
+    expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
+    overdue = group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
+    # Not in order of ids alone, for which a planner may read the groups in that order.
+    return select(*SCALARS).where(overdue).order_by(group.lease_id, group.id).limit(most)
+
+
+def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select the leases of groups that meet a condition, with owner and number of groups."""
+    return (
+        select(lease.c.id, lease.c.owner, func.count().label("num_groups"))
+        .join_from(lease, episode_group, group.lease_id == lease.c.id)
+        .where(condition)
+        .group_by(lease.c.id, lease.c.owner)
+        .order_by(lease.c.id)
+    )
+
+
+@prepared
+def delete_lease(lease_id: Any) -> Delete:
+    """Delete a lease that has no groups."""
+    return delete(lease).where(lease.c.id == lease_id)
+
+
+@prepared
+def delete_lease_if_empty(lease_id: Any) -> Delete:
+    """Delete a lease if it has no groups."""
+    return delete(lease).where(lease.c.id == lease_id, ~_HAS_GROUPS)
+
+
+def delete_overdue_leases(buffer_id: int, now: datetime) -> Delete:
+    """Delete expired leases without groups."""
+    return delete(lease).where(
+        lease.c.buffer_id == buffer_id, lease.c.expires_at <= now, ~_HAS_GROUPS
+    )

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Select,
+    Update,
+    case,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.runtime.prepared import execute, inserted_id
+from replaydb.database.runtime.prepared import execute, inserted_id, prepared
 from replaydb.database.runtime.writes import Write, postpone, send_writes
-from replaydb.database.statements.buffer import insert_cursor, select_cursor, update_cursor
-from replaydb.database.statements.draw import (
-    insert_draw,
-    insert_draw_groups,
-    insert_known_draw,
-    mark_drawn_lost,
-    select_drawn_groups,
-    select_draws,
-    select_steps,
-    settle_groups,
-)
-from replaydb.database.statements.statistics import select_prompts
+from replaydb.database.statements.draw import set_outcome
 from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.expressions import among, bytewise, total
+from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
+from replaydb.database.tables.schema import cursor as cursor_table
+from replaydb.database.tables.views import IS_SAME, as_drawn, times_sampled
+from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawInfo, DrawOutcome, PromptInfo
 from replaydb.errors import CorruptPayloadError
 
 _OUTCOMES = frozenset(DrawOutcome)
+
+_drawn = draw_group.c
+#: Columns of drawn groups that are not copied from the group.
+_OF_DRAW = (
+    *("draw_id", "position", "group_id", "probability", "weight", "staleness"),
+    *("outcome", "outcome_reason", "outcome_at", "times_replaced"),
+)
 
 
 def record(
@@ -150,3 +164,158 @@ def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[Prom
     """Return the statistics of every prompt of the groups that meet a condition."""
     rows = execute(connection, select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]
+
+
+def select_cursor(buffer_id: int, name: str) -> Select[Any]:
+    """Select the value of a cursor."""
+    return select(cursor_table.c.value).where(
+        cursor_table.c.buffer_id == buffer_id, cursor_table.c.name == name
+    )
+
+
+@prepared
+def update_cursor(of_buffer: Any, of_name: Any, new_value: Any, now: Any) -> Update:
+    """Update a cursor."""
+    mine = (cursor_table.c.buffer_id == of_buffer) & (cursor_table.c.name == of_name)
+    return (
+        update(cursor_table)
+        .where(mine)
+        .values({cursor_table.c.value: new_value, cursor_table.c.updated_at: now})
+    )
+
+
+@cache
+def insert_cursor() -> Insert:
+    """Insert a cursor, given as a dict of its columns."""
+    return insert(cursor_table)
+
+
+@cache
+def insert_draw() -> Insert:
+    """Insert a draw, given as a dict of its columns. Returns its id."""
+    return insert(draw).returning(draw.c.id)
+
+
+@cache
+def insert_known_draw() -> Insert:
+    """Insert a draw, given as a dict of its columns with its id."""
+    return insert(draw)
+
+
+@cache
+def insert_draw_groups() -> Insert:
+    """Insert the groups of a draw, given as dicts of their columns."""
+    return insert(draw_group)
+
+
+@prepared
+def settle_groups(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
+    """Record the outcome of leased groups. A group is leased by at most one draw."""
+    return set_outcome(among(_drawn.group_id, ids) & IS_LEASED, outcome, reason, now)
+
+
+def mark_drawn_lost(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
+    """Record the outcome lost for groups that one draw took but could not read.
+
+    Another draw may have leased some of them since. If they were taken from its lease, they are
+    lost for that draw too.
+    """
+    unleased = select(group.id).where(
+        among(group.id, ids), group.group_status != GroupStatus.LEASED.value
+    )
+    theirs = IS_LEASED & _drawn.group_id.in_(unleased)
+    lost = among(_drawn.group_id, ids) & ((_drawn.draw_id == draw_id) | theirs)
+    return set_outcome(lost, DrawOutcome.LOST.value, reason, now)
+
+
+def select_draws(
+    buffer_id: int,
+    *,
+    draw_id: int | None,
+    step: int | None,
+    runs: Sequence[str] | None,
+    group_id: int | None,
+    before: int | None,
+    limit: int,
+) -> Select[Any]:
+    """Select draws of a buffer, newest first."""
+    statement = (
+        select(draw, run.c.name.label("run_name"))
+        .outerjoin_from(draw, run, run.c.id == draw.c.run_id)
+        .where(draw.c.buffer_id == buffer_id)
+    )
+    if draw_id is not None:
+        statement = statement.where(draw.c.id == draw_id)
+    if step is not None:
+        statement = statement.where(draw.c.step == step)
+    if runs is not None:
+        statement = statement.where(among(run.c.name, runs))
+    if group_id is not None:
+        members = select(draw_group.c.draw_id).where(draw_group.c.group_id == group_id)
+        statement = statement.where(draw.c.id.in_(members))
+    if before is not None:
+        statement = statement.where(draw.c.id < before)
+    return statement.order_by(draw.c.id.desc()).limit(limit)
+
+
+def select_steps(
+    buffer_id: int,
+    *,
+    runs: Sequence[str] | None,
+    above: int | None,
+    below: int | None,
+    limit: int,
+) -> Select[Any]:
+    """Select the steps of draws: the first ones above a step, or the last ones below a step."""
+    which = select(draw.c.step).where(draw.c.buffer_id == buffer_id, draw.c.step.is_not(None))
+    if runs is not None:
+        which = which.where(draw.c.run_id.in_(select(run.c.id).where(among(run.c.name, runs))))
+    if above is not None:
+        which = which.where(draw.c.step > above)
+    if below is not None:
+        which = which.where(draw.c.step < below)
+    last = above is None and below is not None
+    return which.distinct().order_by(draw.c.step.desc() if last else draw.c.step).limit(limit)
+
+
+def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
+    """Select the groups of draws as they were drawn, in the order of each batch."""
+    putter = run.alias("putter")
+    of_group = map(as_drawn, ("task_name", "prompt_uid", "reward_mean", "min_policy_version"))
+    return (
+        select(
+            *(_drawn[name] for name in _OF_DRAW), *of_group, putter.c.name.label("group_run_name")
+        )
+        .outerjoin_from(draw_group, episode_group, IS_SAME)
+        .outerjoin(putter, putter.c.id == func.coalesce(group.run_id, _drawn.group_run_id))
+        .where(among(draw_group.c.draw_id, draw_ids))
+        .order_by(draw_group.c.draw_id, draw_group.c.position)
+    )
+
+
+def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select counts, outcomes and rewards of groups per prompt and task."""
+
+    def number(status: GroupStatus) -> ColumnElement[int]:
+        return func.count(case((group.group_status == status.value, 1)))
+
+    return (
+        select(
+            group.prompt_uid,
+            group.task_name,
+            func.count().label("num_groups"),
+            total(group.num_episodes, "num_episodes"),
+            total(times_sampled(), "times_sampled"),
+            func.count(case((times_sampled() > 0, 1))).label("num_groups_sampled"),
+            number(GroupStatus.EXPIRED).label("num_expired"),
+            number(GroupStatus.FILTERED).label("num_filtered"),
+            number(GroupStatus.FAILED).label("num_failed"),
+            func.avg(group.reward_mean).label("reward_mean"),
+            func.min(group.reward_min).label("reward_min"),
+            func.max(group.reward_max).label("reward_max"),
+            func.max(group.created_at).label("last_put_at"),
+        )
+        .where(condition, group.prompt_uid.is_not(None))
+        .group_by(group.prompt_uid, group.task_name)
+        .order_by(bytewise(group.task_name), bytewise(group.prompt_uid))
+    )

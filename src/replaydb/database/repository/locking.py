@@ -13,21 +13,46 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    false,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    type_coerce,
+)
 
 from replaydb.database.repository import buffers, lineage, maintenance, packs, retention, tasks
 from replaydb.database.repository.locked import Found, LockedBuffer, Scope
-from replaydb.database.runtime.prepared import Bound
+from replaydb.database.repository.maintenance import is_overdue
+from replaydb.database.repository.tasks import select_tasks
+from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
 from replaydb.database.statements.lease import select_leased
-from replaydb.database.statements.task import (
-    lock_aging_tasks,
-    lock_all_tasks,
-    lock_buffer_and_tasks,
-    lock_expiring_tasks,
-    lock_leased_tasks,
-    lock_tasks,
+from replaydb.database.tables.expressions import (
+    among,
+    in_turn,
+    joined,
+    next_draw_id,
+    next_lease_id,
+    server_time,
 )
+from replaydb.database.tables.schema import buffer, group, task
+
+#: Columns of a buffer whose values may be large.
+_LARGE = {"settings", "pending_tags"}
+_IS_LAST = bindparam("is_last", type_=Boolean())
+#: Kind of the advisory locks of tasks.
+_TASK: ColumnElement[int] = literal_column("1919250540")  # "repl"
 
 
 @contextmanager
@@ -129,3 +154,110 @@ def _locked(
     tasks.save(connection, changed)
     packs.save(connection, buffer.shares, lambda: buffer.now)
     scope.messages.extend(buffer.messages)
+
+
+@prepared
+def lock_tasks(buffer_id: Any, names: Any, draws: Any, leases: Any) -> Select[Any]:
+    """Lock some tasks, always in the same order, to avoid deadlocks. Select them and the buffer.
+
+    Rows that refer to a locked row can still be inserted (`key_share`), as for buffers: a foreign
+    key check must not wait for a lock that may itself wait for its transaction.
+
+    Each row has a task and its buffer. If there are no such tasks, there is one row, with NULL in
+    the columns of the task. Only the first row has the buffer's JSON values.
+    """
+    some = among(task.c.task_name, names)
+    return _select_locked(_first_in_turn(buffer_id, some).where(some), buffer_id, draws, leases)
+
+
+@prepared
+def lock_all_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
+    """As `lock_tasks`, for all tasks."""
+    return _select_locked(_first_in_turn(buffer_id), buffer_id, draws, leases)
+
+
+@prepared
+def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any]:
+    """As `lock_all_tasks`, with a lock of the buffer, which is taken first."""
+    turn = or_(_IS_LAST, turn_of_buffer(buffer_id))
+    mine = select(buffer.c.id).where(buffer.c.id == buffer_id, turn)
+    held = mine.with_for_update(key_share=True).cte("held")
+    every = select_tasks.build(buffer_id).where(task.c.buffer_id == held.c.id)
+    return _select_locked(every, buffer_id, draws, leases).where(buffer.c.id == held.c.id)
+
+
+@prepared
+def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
+    """As `lock_tasks`, for the tasks of the groups of a lease."""
+    some = task.c.task_name.in_(select(group.task_name).where(group.lease_id == lease_id))
+    return _select_locked(_first_in_turn(buffer_id, some).where(some), buffer_id)
+
+
+@prepared
+def lock_expiring_tasks(buffer_id: Any, most: Any) -> Select[Any]:
+    """As `lock_tasks`, for up to `most` tasks that may have groups that are too stale."""
+    some = select_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
+    return _select_locked(some, buffer_id)
+
+
+@prepared
+def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
+    """As `lock_tasks`, for up to `most` tasks whose column `staleness` is behind."""
+    some = select_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
+    return _select_locked(some, buffer_id)
+
+
+def _first_in_turn(buffer_id: Any, *some: ColumnElement[bool]) -> Select[Any]:
+    """Select tasks in the order of their locks, once the turn for the first of these has come.
+
+    One turn is enough, since transactions that lock the same tasks first lock the same task. Locks
+    of this kind for each task could exceed the memory that PostgreSQL has for them.
+    """
+    first = select(in_turn(_TASK, func.min(task.c.id))).where(task.c.buffer_id == buffer_id, *some)
+    return select_tasks.build(buffer_id).where(or_(_IS_LAST, first.scalar_subquery()))
+
+
+def _select_locked(
+    tasks: Select[Any], buffer_id: Any, draws: Any = None, leases: Any = None
+) -> Select[Any]:
+    """Select tasks, locked, with their buffer; the first time only the first of them.
+
+    See `execute_locking`. If `draws` or `leases` is true, a new id of that table is selected.
+    """
+    locked = tasks.with_for_update(key_share=True, of=task).cte("locked")
+    first = select(func.min(locked.c.task_id)).scalar_subquery()
+    is_first = or_(locked.c.task_id.is_(None), locked.c.task_id == first)
+    ids = joined(locked.c.task_id)  # reads all, and so locks them
+    of_buffer = (
+        case((is_first, column)).label(column.name) if column.name in _LARGE else column
+        for column in buffer.c
+    )
+    new_ids = (
+        select(new)
+        .where(and_(_IS_LAST, false() if wanted is None else type_coerce(wanted, Boolean())))
+        .scalar_subquery()
+        .label(name)
+        for name, new, wanted in (
+            ("draw_id", next_draw_id(), draws),
+            ("lease_id", next_lease_id(), leases),
+        )
+    )
+    return (
+        select(
+            *of_buffer,
+            USES_PAYLOAD_STORE,
+            *locked.c,
+            server_time().label("read_at"),
+            case(
+                (server_time().is_(None), null()),
+                (and_(_IS_LAST, is_first), is_overdue(buffer_id)),
+            ).label("has_overdue"),
+            *new_ids,
+            case((is_first, select(ids).scalar_subquery())).label("locked_ids"),
+            _IS_LAST.label("is_last"),
+            is_first.label("is_first"),
+        )
+        .select_from(BUFFERS.outerjoin(locked, or_(_IS_LAST, locked.c.task_id == first)))
+        .where(buffer.c.id == buffer_id)
+        .order_by(locked.c.task_id)
+    )

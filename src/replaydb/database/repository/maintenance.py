@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Select, literal_column, or_, select
 
 from replaydb.database.repository import aging, capacity, incremental_groups, leases, locked
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
-from replaydb.database.statements.lease import select_any_overdue
-from replaydb.database.statements.task import any_expiring, any_older
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.tables.expressions import server_time
+from replaydb.database.tables.schema import group, lease, task
+from replaydb.domain.episodes import GroupStatus
 
 
 def sweep(buffer: LockedBuffer) -> None:
@@ -54,3 +58,53 @@ def is_due(row: BufferRow, now: datetime) -> ColumnElement[bool]:
         cutoff = now - timedelta(seconds=row.settings.time_to_live)
         due |= any_older(row.id, capacity.EVICTABLE, cutoff)
     return due
+
+
+@prepared
+def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
+    """Select whether a lease with groups has expired, or the deadline of a pending group passed."""
+    expired = select(lease.c.id).where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
+    leased = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
+    overdue = select(group.id).where(
+        group.buffer_id == of_buffer,
+        group.deadline <= now,
+        group.group_status == GroupStatus.PENDING.value,
+    )
+    return select(leased.exists() | overdue.exists())
+
+
+def is_overdue(buffer_id: Any) -> ColumnElement[bool]:
+    """Whether a lease has expired, or the deadline of a pending group has passed."""
+    now = server_time()
+    leases = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
+    pending = group.group_status == literal_column(repr(GroupStatus.PENDING.value))
+    late = select(group.id).where(
+        group.buffer_id == buffer_id, pending, group.deadline <= now, group.deadline.is_not(None)
+    )
+    return leases.exists() | late.exists()
+
+
+def any_expiring(buffer_id: int) -> ColumnElement[bool]:
+    """Whether tasks of a buffer may have groups that are too stale and have not expired yet."""
+    return select(task.c.id).where(task.c.buffer_id == buffer_id, task.c.is_expiring).exists()
+
+
+def any_older(
+    buffer_id: int, statuses: Collection[GroupStatus], cutoff: datetime
+) -> ColumnElement[bool]:
+    """Whether the first group of some status of a task of a buffer was put before a time."""
+    firsts = (
+        select(group.created_at)
+        .where(
+            group.buffer_id == buffer_id,
+            group.task_name == task.c.task_name,
+            group.group_status.between(status.value, status.value),
+        )
+        .order_by(group.group_status, group.id)  # the order of the index
+        .limit(1)
+        .correlate(task)
+        .scalar_subquery()
+        for status in statuses
+    )
+    old = or_(*(first < cutoff for first in firsts))
+    return select(task.c.id).where(task.c.buffer_id == buffer_id, old).exists()

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Label,
+    Select,
+    Subquery,
+    case,
+    func,
+    literal,
+    select,
+)
 
 from replaydb.database.repository import buffers
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.reads import read_together
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.statistics import (
-    EPOCH,
     STALENESS_BINS,
+    select_by_status,
     select_task_counters,
-    sum_by_status,
-    sum_last_draws,
 )
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import seconds_between, total
+from replaydb.database.tables.schema import draw, draw_group, episode_group, group
+from replaydb.database.tables.staleness import current_staleness
+from replaydb.database.tables.views import IS_SAME, as_drawn, was_trained_on
 from replaydb.domain.episodes import GroupStatus
 
 _Rows = Sequence[Mapping[str, Any]]
 
 #: Statuses of groups that were generated but will not be trained on.
 _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+
+#: Sums of ages are computed from this time on, so that they do not depend on the current time.
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def collect(
@@ -181,3 +198,106 @@ def _max(rows: _Rows, name: str) -> Any:
 
 def _ratio(total: Any, count: Any) -> float | None:
     return float(total) / float(count) if count else None
+
+
+@prepared
+def sum_last_draws(buffer_id: Any, num_draws: Any) -> Select[Any]:
+    """Select sums over the groups of the last `num_draws` draws of a buffer, as one row.
+
+    A draw replays a group if the group was trained on in an earlier draw.
+    """
+    row = _last_drawn(buffer_id, num_draws).c
+    again = row.replayed == 1
+    return select(
+        func.count(row.draw_id.distinct()).label("num_draws"),
+        func.count().label("num_groups"),
+        func.count(row.group_id.distinct()).label("num_distinct"),
+        func.count(case((again, 1))).label("num_replayed"),
+        func.count(case((~row.is_known, 1))).label("num_deleted"),
+        func.count(case((again & ~row.is_known, 1))).label("num_replayed_deleted"),
+        total(row.num_tokens, "num_tokens"),
+        func.avg(row.reward_mean).label("reward_mean"),
+        func.avg(row.reward_std).label("reward_std"),
+        func.avg(case((again, row.reward_mean))).label("replayed_reward_mean"),
+        func.avg(row.staleness).label("staleness_mean"),
+        func.max(row.staleness).label("staleness_max"),
+        func.avg(case((again, row.staleness))).label("replayed_staleness_mean"),
+        *_histogram(row.staleness),
+    )
+
+
+def _last_drawn(buffer_id: Any, limit: Any) -> Subquery:
+    """Select the groups of the last draws of a buffer that were trained on."""
+    recent = (
+        select(draw.c.id, draw.c.created_at)
+        .where(draw.c.buffer_id == buffer_id)
+        .order_by(draw.c.id.desc())
+        .limit(limit)
+        .subquery("recent")
+    )
+    earlier = draw_group.alias("earlier")
+    was_drawn = (
+        select(literal(1))
+        .where(
+            earlier.c.group_id == draw_group.c.group_id,
+            earlier.c.draw_id < draw_group.c.draw_id,
+            was_trained_on(earlier.c.outcome),
+        )
+        .exists()
+    )
+    return (
+        select(
+            recent.c.id.label("draw_id"),
+            recent.c.created_at,
+            draw_group.c.group_id,
+            draw_group.c.staleness,
+            case((was_drawn, 1), else_=0).label("replayed"),
+            as_drawn("task_name").is_not(None).label("is_known"),
+            *map(as_drawn, ("reward_mean", "reward_std", "num_tokens")),
+        )
+        .join_from(recent, draw_group, draw_group.c.draw_id == recent.c.id)
+        .outerjoin(episode_group, IS_SAME)
+        .where(was_trained_on(draw_group.c.outcome))
+        .subquery("drawn")
+    )
+
+
+@prepared
+def sum_by_status(buffer_id: Any, num_draws: Any) -> Select[Any]:
+    """Select sums over the groups per task and status.
+
+    Groups are new if they were put after the first of the last `num_draws` draws of the buffer; all
+    are if it has none. `age_sum` and `age_max` are the ages at `EPOCH`, which are negative.
+    """
+    age = seconds_between(group.created_at, literal(EPOCH, UtcDateTime()))
+    waited = seconds_between(group.completed_at, group.first_sampled_at)
+    since = select(func.min(_last_drawn(buffer_id, num_draws).c.created_at)).scalar_subquery()
+    new = since.is_(None) | (group.created_at >= since)
+    even = group.reward_max == group.reward_min
+    staleness = current_staleness(buffer_id)
+    return select_by_status(
+        buffer_id,
+        func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
+        func.sum(age).label("age_sum"),
+        func.max(age).label("age_max"),
+        func.count(waited).label("num_waited"),
+        func.sum(waited).label("wait_sum"),
+        func.max(waited).label("wait_max"),
+        func.count(staleness).label("num_known_staleness"),
+        total(staleness, "staleness_sum"),
+        func.max(staleness).label("staleness_max"),
+        func.count(group.reward_mean).label("num_rewarded"),
+        func.sum(group.reward_mean).label("reward_sum"),
+        func.count(case((new, 1))).label("num_new"),
+        func.count(case((new, group.reward_mean))).label("num_new_rewarded"),
+        func.count(case((new & even, 1))).label("num_new_even"),
+        func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
+        func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
+        *_histogram(staleness),
+    )
+
+
+def _histogram(staleness: ColumnElement[int]) -> Iterable[Label[int]]:
+    for name, least, most in STALENESS_BINS:
+        inside = staleness.between(least, most)
+        yield func.count(case((inside, 1))).label(f"staleness_{name}")

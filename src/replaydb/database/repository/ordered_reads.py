@@ -7,14 +7,15 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, Select
 
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.prepared import Bound, execute
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
+    all_in_order,
+    in_order,
     select_first,
-    select_oldest_equals,
 )
 from replaydb.database.tables.column_types import Damaged
 
@@ -96,3 +97,15 @@ def first_of_all(
     ]
     rows.sort(key=lambda row: (sort_key(order, row), row.id))
     return rows[:limit]
+
+
+def select_oldest_equals(
+    partition: Partition, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
+) -> Bound[Select[Any]]:
+    """Select the oldest groups of a partition with one value of the sort column.
+
+    The columns are those of `select_first`.
+    """
+    build = all_in_order if eligible is None else in_order
+    values = partition.values | {"most": limit, "key": key}
+    return Bound(build(order, eligible, False, partition.is_idle, True), values, eligible is None)

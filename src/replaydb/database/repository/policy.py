@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Insert, Update, case, cast, insert, null, update
 
 from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.writes import Write, postpone
-from replaydb.database.statements.buffer import insert_policy_change
-from replaydb.database.statements.episode_group import (
-    relate_versions,
-    select_scalars,
-)
-from replaydb.database.statements.selections import selection
+from replaydb.database.statements.episode_group import select_scalars
+from replaydb.database.statements.selections import comparable_runs, selection
+from replaydb.database.tables.schema import episode_group, group, policy_change
+from replaydb.database.tables.staleness import IS_LIVE
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 #: Groups updated in the transaction that advances the policy version.
@@ -134,3 +135,36 @@ def _recompute_weights(buffer: LockedBuffer) -> None:
         groups.update_priorities(buffer, rows, priorities)
     except InvalidInputError as error:
         raise InvalidSettingsError(f"the priority of a stored group is invalid: {error}") from None
+
+
+@cache
+def insert_policy_change() -> Insert:
+    """Insert a change of the policy version of a buffer, given as a dict of its columns."""
+    return insert(policy_change)
+
+
+def update_groups(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:
+    """Set the same values for all groups that meet a condition."""
+    return update(episode_group).where(condition).values(dict(values))
+
+
+def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[Update, ...]:
+    """Set which groups have a comparable version when a buffer begins to follow a lineage.
+
+    Versions of the groups themselves do not change, nor does the staleness of groups that no
+    longer age.
+    """
+    comparable = comparable_runs(lineage)
+    mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
+    others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
+    changed = group.comparable_version.is_distinct_from(group.min_policy_version)
+    known = group.comparable_version.is_not(None)
+
+    def related(version: ColumnElement[int]) -> dict[Any, Any]:
+        staleness = case((IS_LIVE, policy_version - version), else_=group.staleness)
+        return {group.comparable_version: version, group.staleness: staleness}
+
+    return (
+        update_groups(mine & changed, related(group.min_policy_version)),
+        update_groups(others & known, related(cast(null(), BigInteger()))),
+    )

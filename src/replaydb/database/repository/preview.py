@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, or_
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, or_, select
 
 from replaydb.database.filters import compiling
 from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
@@ -23,17 +23,20 @@ from replaydb.database.repository.tags import (
     narrowed,
 )
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.prepared import Bound, execute
 from replaydb.database.statements.candidates import (
+    CANDIDATE,
+    OF_TASK,
     Order,
     Partition,
     order_of,
     select_among,
-    select_candidates,
-    select_page_of_eligible,
+    verdict,
 )
 from replaydb.database.statements.episode_group import select_sums
 from replaydb.database.statements.selections import Selection, selection
+from replaydb.database.tables.expressions import comes_after
+from replaydb.database.tables.schema import group
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
@@ -182,3 +185,23 @@ def _first_by_new_key(
         if len(page) < PAGE:
             return best, times
         last = page[-1].id
+
+
+def select_candidates(condition: ColumnElement[bool], most: int) -> Select[Any]:
+    """Select the ids and tasks of up to `most` groups, in any order."""
+    return select(group.id, group.task_name).where(condition).limit(most)
+
+
+def select_page_of_eligible(
+    partition: Partition, eligible: ColumnElement[bool] | None, after: int, limit: int
+) -> Bound[Select[Any]]:
+    """Select up to `limit` eligible groups of a partition, in order of ids after an id."""
+    # Not by id alone, for the same reason as in `_MEMBERS_BY_AGE`.
+    status = bindparam("partition_status", type_=group.group_status.type)
+    later = comes_after(group.group_status, status, group.id, bindparam("after_id"))
+    condition = OF_TASK & later
+    statement = select(*CANDIDATE).where(condition)
+    if eligible is not None:
+        statement = statement.where(verdict(eligible))
+    statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
+    return Bound(statement, partition.values | {"after_id": after, "most": limit}, is_cached=False)

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Delete, Insert, Select, delete, insert, select
 
-from replaydb.database.repository import (
-    buffers,
-    capacity,
-    limits,
-    packs,
-    tags,
-    tasks,
-    transitions,
-)
+from replaydb.database.repository import buffers, capacity, limits, packs, tags, tasks, transitions
 from replaydb.database.repository.buffers import RunRow
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.candidates import Partition, order_of, select_first
-from replaydb.database.statements.episode_group import (
-    insert_groups,
-    select_kept_by_uid,
-    select_kept_on_replace,
-)
 from replaydb.database.statements.payload import (
-    delete_episodes,
     delete_payloads,
     delete_transcripts,
     insert_episodes,
@@ -41,17 +28,13 @@ from replaydb.database.statements.payload import (
     insert_transcripts,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
-from replaydb.database.statements.task import delete_tasks
 from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import GroupRecord
+from replaydb.database.tables.schema import episode, episode_group, group, task
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import TopPriority
-from replaydb.errors import (
-    ConsumedGroupError,
-    DatabaseError,
-    DuplicateGroupError,
-    ReplayDBError,
-)
+from replaydb.errors import ConsumedGroupError, DatabaseError, DuplicateGroupError, ReplayDBError
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 
@@ -506,3 +489,50 @@ def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
         Write(insert_transcripts(), texts),
     ]
     return [write for write in writes if write.rows]
+
+
+@prepared
+def select_kept_on_replace(ids: Any) -> Select[Any]:
+    """Select the columns that groups keep when their content is replaced.
+
+    In addition, their task, and why they were archived: `is_consumed` or `is_evicted`.
+    """
+    return _select_kept().where(among(group.id, ids))
+
+
+@prepared
+def select_kept_by_uid(buffer_id: Any, uids: Any) -> Select[Any]:
+    """As `select_kept_on_replace`, by uid."""
+    return _select_kept().where(group.buffer_id == buffer_id, among(group.group_uid, uids))
+
+
+def _select_kept() -> Select[Any]:
+    is_archived = group.group_status == GroupStatus.ARCHIVED.value
+    return select(
+        group.id,
+        group.group_uid,
+        group.task_name,
+        group.attempts,
+        group.created_at,
+        (group.times_replaced + 1).label("times_replaced"),
+        (is_archived & ~group.is_evicted).label("is_consumed"),
+        (is_archived & group.is_evicted).label("is_evicted"),
+    )
+
+
+@cache
+def insert_groups() -> Insert:
+    """Insert groups, given as dicts of their columns."""
+    return insert(episode_group)
+
+
+@prepared
+def delete_episodes(ids: Any) -> Delete:
+    """Delete the episode rows of groups."""
+    return delete(episode).where(among(episode.c.group_id, ids))
+
+
+@prepared
+def delete_tasks(buffer_id: Any, names: Any) -> Delete:
+    """Delete tasks by name, which have no groups."""
+    return delete(task).where(task.c.buffer_id == buffer_id, among(task.c.task_name, names))

@@ -8,18 +8,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from replaydb.database.repository import buffers, groups, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.incremental_groups import facts_of
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.locking import lock_buffer_and_tasks
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.runtime.prepared import execute, execute_many, prepared
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import select_episodes
-from replaydb.database.statements.recount import recount_tasks, select_derived
-from replaydb.database.statements.task import lock_buffer_and_tasks
+from replaydb.database.tables.expressions import among, total_or_zero
+from replaydb.database.tables.schema import group
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 
 #: Columns of a task that can be computed from its groups.
@@ -136,3 +138,48 @@ def _error_of(counted: Mapping[str, Any]) -> float:
 def _agree(stored: Any, found: Any) -> bool:
     """Compare counters. Sums of weights may differ by the rounding of earlier additions."""
     return math.isclose(stored, found, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def recount_tasks(buffer_id: int) -> Select[Any]:
+    """Compute the counters of the tasks of a buffer, except tasks without groups."""
+    status = group.group_status
+    is_stored = status != GroupStatus.ARCHIVED.value
+    weight = case((status == GroupStatus.COMPLETED.value, group.weight), else_=0.0)
+    return (
+        select(
+            group.task_name,
+            _number(status == GroupStatus.COMPLETED.value).label("num_available"),
+            func.sum(weight).label("total_weight"),
+            _number(status == GroupStatus.PENDING.value).label("num_pending"),
+            _number(status == GroupStatus.LEASED.value).label("num_leased"),
+            _number(is_stored).label("stored_groups"),
+            total_or_zero(case((is_stored, group.num_tokens), else_=0)).label("stored_tokens"),
+            total_or_zero(case((is_stored, group.num_bytes), else_=0)).label("stored_bytes"),
+        )
+        .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name)
+    )
+
+
+@prepared
+def select_derived(ids: Any) -> Select[Any]:
+    """Select the columns of groups that follow from others, by id."""
+    columns = (
+        group.id,
+        group.buffer_id,
+        group.task_name,
+        group.priority,
+        group.weight,
+        group.reward_mean,
+        group.reward_std,
+        group.reward_min,
+        group.reward_max,
+        group.min_policy_version,
+        group.max_policy_version,
+        group.comparable_version,
+    )
+    return select(*columns).where(among(group.id, ids))
+
+
+def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.count(case((condition, 1)))

@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import ColumnElement, Select, select
+
 from replaydb.database.repository import transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.retention import (
-    delete_draws,
-    select_archived,
-    select_archived_beyond,
-    select_draws_beyond,
-    select_ended_draws,
-)
+from replaydb.database.runtime.prepared import execute, prepared
+from replaydb.database.statements.draw import LEASED, delete_draws
 from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.schema import draw, group
+from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.settings import Keep
 
 #: A call deletes up to this many more than twice the number that it has added.
@@ -30,6 +28,12 @@ EXTRA_GROUPS = 16
 EXTRA_DRAWS = 4
 #: Tasks in which a call searches for archived groups that are too old.
 TASKS = 16
+
+_ARCHIVED = GroupStatus.ARCHIVED.value
+#: Orders that are the order of ids within one status, and within one buffer. Each is the order of
+#: an index. Sorted by id alone, PostgreSQL may scan the primary key past all other rows.
+_BY_AGE = (group.group_status, group.id)
+_DRAWN_FIRST = (draw.c.buffer_id, draw.c.id)
 
 
 def trim(buffer: LockedBuffer, before: Mapping[str, TaskState]) -> None:
@@ -115,3 +119,50 @@ def _before(rows: Sequence[Any], cutoff: datetime) -> list[int]:
     """
     known = (row for row in rows if not isinstance(row.created_at, Damaged))
     return [row.id for row in known if row.created_at < cutoff]
+
+
+@prepared
+def select_archived(buffer_id: Any, task_name: Any, most: Any) -> Select[Any]:
+    """Select archived groups of a task, oldest first, as (id, created_at)."""
+    columns = (group.id, group.created_at)
+    return _archived(buffer_id, task_name, *columns).order_by(*_BY_AGE).limit(most)
+
+
+@prepared
+def select_archived_beyond(buffer_id: Any, task_name: Any, count: Any, most: Any) -> Select[Any]:
+    """As `select_archived`, without the newest `count` groups."""
+    newest_first = (column.desc() for column in _BY_AGE)
+    last = _archived(buffer_id, task_name, group.id).order_by(*newest_first).limit(1).offset(count)
+    statement = select_archived.build(buffer_id, task_name, most)
+    return statement.where(group.id <= last.scalar_subquery())
+
+
+@prepared
+def select_ended_draws(buffer_id: Any, most: Any) -> Select[Any]:
+    """Select draws of a buffer without leased groups, oldest first, as (id, created_at)."""
+    return (
+        select(draw.c.id, draw.c.created_at)
+        .where(_of(buffer_id), ~LEASED.exists())
+        .order_by(*_DRAWN_FIRST)
+        .limit(most)
+    )
+
+
+@prepared
+def select_draws_beyond(buffer_id: Any, count: Any, most: Any) -> Select[Any]:
+    """As `select_ended_draws`, without the newest `count` draws."""
+    newest_first = (column.desc() for column in _DRAWN_FIRST)
+    last = select(draw.c.id).where(_of(buffer_id)).order_by(*newest_first).limit(1).offset(count)
+    return select_ended_draws.build(buffer_id, most).where(draw.c.id <= last.scalar_subquery())
+
+
+def _archived(buffer_id: Any, task_name: Any, *columns: ColumnElement[Any]) -> Select[Any]:
+    return select(*columns).where(
+        group.buffer_id == buffer_id,
+        group.task_name == task_name,
+        group.group_status.between(_ARCHIVED, _ARCHIVED),
+    )
+
+
+def _of(buffer_id: Any) -> ColumnElement[bool]:
+    return draw.c.buffer_id.between(buffer_id, buffer_id)

@@ -5,34 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import (
+    ColumnClause,
+    Connection,
+    Delete,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
 
 from replaydb.database.runtime.prepared import execute, execute_many
-from replaydb.database.statements.table_ranges import (
-    OF,
-    clear_references,
-    columns,
-    count_rows,
-    delete_rows,
-    families,
-    insert_rows,
-    json_positions,
-    key_length,
-    keys,
-    select_any,
-    select_children,
-    select_ids,
-    select_roots,
-    update_rows,
-)
+from replaydb.database.statements.table_ranges import JsonText, columns, families, plain_table
 from replaydb.database.tables.column_types import Damaged
-from replaydb.database.tables.schema import payload
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import metadata, payload
 from replaydb.errors import DatabaseError
 
-#: Values of the columns of `statements.rows.columns`, the key first.
+#: Values of the columns of `table_ranges.columns`, the key first.
 Values = tuple[Any, ...]
+
+#: Prefix of parameters for the key columns of the row that is changed.
+OF = "of_"
 
 
 @dataclass(slots=True)
@@ -178,3 +183,84 @@ def first_in_use(connection: Connection) -> str | None:
     """Return the name of the first table that has rows; None if the store is empty."""
     tables = [one for family in families() for one in (family.root, *family.children)]
     return next((one.name for one in tables if execute(connection, select_any(one))), None)
+
+
+def key_length(of: Table) -> int:
+    """Return the number of key columns of a table; these are the first ones."""
+    return len(of.primary_key)
+
+
+@cache
+def json_positions(of: Table) -> tuple[int, ...]:
+    """Return the positions of JSON columns among `columns`."""
+    return tuple(i for i, one in enumerate(columns(of)) if isinstance(one.type, JsonText))
+
+
+@cache
+def select_roots(of: Table) -> Select[Any]:
+    """Select up to `most` rows after the id `after`, in order of ids."""
+    key = columns(of)[0]
+    return (
+        select(*columns(of)).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
+    )
+
+
+@cache
+def select_ids(of: Table) -> Select[Any]:
+    """Select the first key column of up to `most` rows after the id `after`."""
+    key = columns(of)[0]
+    return select(key).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
+
+
+@cache
+def select_children(of: Table) -> Select[Any]:
+    """Select the rows that belong to rows with ids above `after`, up to `last`."""
+    key = columns(of)[0]
+    return select(*columns(of)).where(key > bindparam("after"), key <= bindparam("last"))
+
+
+def count_rows(of: Table) -> Select[int]:
+    """Count the rows of a table."""
+    return select(func.count()).select_from(of)
+
+
+def select_any(of: Table) -> Select[Any]:
+    """Select the first key column of any row, if there is one."""
+    return select(next(iter(of.primary_key))).limit(1)
+
+
+@cache
+def insert_rows(of: Table) -> Insert:
+    """Insert rows, given as dicts of their columns."""
+    return insert(plain_table(of))
+
+
+@cache
+def update_rows(of: Table) -> Update:
+    """Update rows, given as dicts of the columns to change, and of the key with the prefix `OF`."""
+    return update(plain_table(of)).where(_has_key(of))
+
+
+@cache
+def delete_rows(of: Table) -> Delete:
+    """Delete rows, and rows that belong to them, given as dicts of the key with the prefix `OF`."""
+    return delete(plain_table(of)).where(_has_key(of))
+
+
+def _has_key(of: Table) -> Any:
+    return and_(*(one == bindparam(OF + one.name, type_=one.type) for one in keys(of)))
+
+
+def keys(of: Table) -> Sequence[ColumnClause[Any]]:
+    """Return the key columns of a table."""
+    return columns(of)[: key_length(of)]
+
+
+def clear_references(root: Table, ids: Sequence[int]) -> list[Update]:
+    """Set foreign keys without ON DELETE that refer to these rows to NULL."""
+    return [
+        update(other).where(among(key.parent, ids)).values({key.parent.name: null()})
+        for other in metadata.sorted_tables
+        for key in other.foreign_keys
+        if key.column.table is root and key.ondelete is None
+    ]

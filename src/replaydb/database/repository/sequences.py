@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, func, select
 
 from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.protocol import Backend
-from replaydb.database.statements.table_ranges import select_largest_ids
 from replaydb.database.tables.schema import GENERATED
 from replaydb.errors import DatabaseError
 
@@ -77,3 +78,11 @@ def repair(backend: Backend, connection: Connection) -> None:
 def _largest(connection: Connection) -> dict[str, int]:
     [row] = execute(connection, select_largest_ids())
     return {one.name: getattr(row, one.name) or 0 for one in GENERATED}
+
+
+@cache
+def select_largest_ids() -> Select[Any]:
+    """Select the largest id of each table that generates ids, by its name; NULL without rows."""
+    return select(
+        *(select(func.max(one.c.id)).scalar_subquery().label(one.name) for one in GENERATED)
+    )

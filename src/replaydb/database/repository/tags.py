@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import BinaryExpression, BindParameter, ColumnElement, Connection
+from sqlalchemy import (
+    BinaryExpression,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Delete,
+    Insert,
+    Select,
+    Text,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+)
 from sqlalchemy.sql import operators
 
-from replaydb.database.filters.tag_lookups import Lookup, conjuncts, lookups_in
+from replaydb.database.filters.tag_lookups import PREFIX, Lookup, conjuncts, lookups_in
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.pages import select_ids_of_prompt
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.statements.selections import Selection
-from replaydb.database.statements.tag import (
-    count_mistagged,
-    count_tagged,
-    delete_tags,
-    insert_tags,
-    select_ids_below,
-    select_tagged,
+from replaydb.database.tables.expressions import (
+    among,
+    bytewise,
+    json_boolean,
+    json_double,
+    json_text,
 )
-from replaydb.database.tables.schema import group
+from replaydb.database.tables.schema import group, group_tag
 from replaydb.domain import checks
 
 #: Groups that are added to an index, or removed, in one transaction.
@@ -32,6 +49,8 @@ CHUNK = 1000
 MAX_LOOKUPS = 20_000
 #: The same, instead of reading groups in some order until there are enough.
 MAX_LOOKUPS_IN_ORDER = 1000
+
+_tag = group_tag.c
 
 
 def enter(buffer: LockedBuffer, ids: Sequence[int]) -> None:
@@ -165,3 +184,85 @@ def narrowed(connection: Connection, cached: BufferRow, which: Selection) -> Col
         ids = look_up_in_snapshot(connection, cached, which.where, MAX_LOOKUPS)
         return replace(which, ids=ids).condition
     return which.condition
+
+
+@prepared
+def select_ids_of_prompt(buffer_id: Any, prompt_uid: Any, most: Any) -> Select[Any]:
+    """Select up to `most` ids of groups of a prompt."""
+    mine = (group.buffer_id == buffer_id) & (group.prompt_uid == prompt_uid)
+    return select(group.id).where(mine).limit(most)
+
+
+def insert_tags(name: str, ids: Sequence[int]) -> Bound[Insert]:
+    """Insert the index entries of one tag of groups, with the values that filters compare."""
+    return Bound(_insert(name), {"ids": ids})
+
+
+@lru_cache(maxsize=256)
+def _insert(name: str) -> Insert:
+    some = _entries(name).where(among(group.id, bindparam("ids"))).subquery()
+    row = some.c
+    there = or_(row.text.is_not(None), row.number.is_not(None))
+    columns = [_tag.group_id, _tag.name, _tag.buffer_id, _tag.text, _tag.number]
+    rows = select(row.id, literal(name), row.buffer_id, row.text, row.number).where(there)
+    return insert(group_tag).from_select(columns, rows)
+
+
+def _entries(name: str) -> Select[Any]:
+    text = func.substr(json_text(group.tags, (name,)), 1, PREFIX, type_=Text())
+    is_true = json_boolean(group.tags, (name,))
+    number = func.coalesce(
+        json_double(group.tags, (name,)), case((is_true, literal(1.0)), (~is_true, literal(0.0)))
+    )
+    return select(group.id, group.buffer_id, text.label("text"), number.label("number"))
+
+
+def count_mistagged(buffer_id: int, name: str) -> Select[int]:
+    """Count the groups whose index entry differs from the tag."""
+    some = _entries(name).where(group.buffer_id == buffer_id).subquery()
+    row = some.c
+    return (
+        select(func.count())
+        .select_from(some)
+        .outerjoin(group_tag, (_tag.group_id == row.id) & (_tag.name == name))
+        .where(
+            bytewise(row.text).is_distinct_from(_tag.text)
+            | row.number.is_distinct_from(_tag.number)
+            | (_tag.buffer_id != row.buffer_id)
+        )
+    )
+
+
+@prepared
+def delete_tags(ids: Any, names: Any) -> Delete:
+    """Delete the index entries of tags of groups."""
+    return delete(group_tag).where(among(_tag.group_id, ids), among(_tag.name, names))
+
+
+def count_tagged(buffer_id: int, lookup: Lookup, most: int) -> Select[int]:
+    """Count up to `most` groups that a lookup finds."""
+    some = select(_tag.group_id).where(_found(buffer_id, lookup)).limit(most).subquery()
+    return select(func.count()).select_from(some)
+
+
+def select_tagged(buffer_id: int, lookup: Lookup) -> Select[int]:
+    """Select the ids of the groups that a lookup finds."""
+    return select(_tag.group_id).where(_found(buffer_id, lookup))
+
+
+def _found(buffer_id: int, lookup: Lookup) -> ColumnElement[bool]:
+    mine = (_tag.buffer_id == buffer_id) & (_tag.name == lookup.name)
+    if not lookup.is_text:  # the column before that of numbers
+        mine &= _tag.text.is_(None)
+    return mine & lookup.condition
+
+
+@prepared
+def select_ids_below(before: Any, most: Any) -> Select[Any]:
+    """Select groups of any buffer with ids below one, largest first, as (id, buffer_id)."""
+    return (
+        select(group.id, group.buffer_id)
+        .where(group.id < before)
+        .order_by(group.id.desc())
+        .limit(most)
+    )

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, Update, bindparam, func, select, update
 
 from replaydb.database.repository.exponentials import exponentials
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.runtime.reads import lock_and_read
 from replaydb.database.runtime.writes import Write, postpone
-from replaydb.database.statements.candidates import Clock, Partition, shift_keys
-from replaydb.database.statements.task import (
-    select_tasks,
-    select_total_weight,
-    update_tasks,
-)
+from replaydb.database.statements.candidates import KEYS, MEMBERS, Clock, Partition
+from replaydb.database.tables.schema import episode_group, group, task
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import DatabaseError
@@ -277,7 +274,37 @@ _SAVED = [field.name for field in fields(TaskState) if field.name not in ("buffe
 
 def save(connection: Connection, task_states: Sequence[TaskState]) -> None:
     """Write task states back."""
-    for task in task_states:
-        recompute_weight_if_inexact(connection, task)
+    for state in task_states:
+        recompute_weight_if_inexact(connection, state)
     rows = [{name: getattr(task, name) for name in _SAVED} for task in task_states]
     postpone(connection, Write(update_tasks(), rows))
+
+
+def shift_keys(partition: Partition, clock: Clock, time: float) -> Bound[Update]:
+    """Shift all keys of a partition as its clock is set back from `time` to 0."""
+    key = KEYS[clock]
+    statement = update(episode_group).where(MEMBERS).values({key: key - time})
+    return Bound(statement, partition.values, is_cached=False)
+
+
+@prepared
+def select_tasks(buffer_id: Any) -> Select[Any]:
+    """Select all tasks in the same order, without locks."""
+    others = (column for column in task.c if column is not task.c.id)
+    every = select(task.c.id.label("task_id"), *others)
+    return every.where(task.c.buffer_id == buffer_id).order_by(task.c.id)
+
+
+def select_total_weight(buffer_id: int, task_name: str) -> Select[float]:
+    """Select the sum of the weights of the samplable groups of a task."""
+    return select(func.sum(group.weight)).where(
+        group.buffer_id == buffer_id,
+        group.task_name == task_name,
+        group.group_status == GroupStatus.COMPLETED.value,
+    )
+
+
+@cache
+def update_tasks() -> Update:
+    """Update tasks, given as dicts of `task_id` and the columns to change."""
+    return update(task).where(task.c.id == bindparam("task_id"))

@@ -7,36 +7,37 @@ read while the locks are held, or a condition that selects them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Delete, Select, Update, select, update
+from sqlalchemy import delete as delete_from
 
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.prepared import execute, prepared
 from replaydb.database.runtime.writes import Write, postpone
-from replaydb.database.statements.draw import keep_drawn, mark_leased_lost
+from replaydb.database.statements.draw import set_outcome
 from replaydb.database.statements.episode_group import (
-    age_groups_by_id,
-    archive_groups,
-    archive_scalars,
-    delete_groups,
-    delete_groups_by_id,
-    expire_groups,
     select_ids,
     select_sums,
     update_each_group,
+    update_staleness,
 )
-from replaydb.database.statements.lease import select_losses, set_lost
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks, selection
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
 from replaydb.database.tables.staleness import LIVE
 from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import DrawOutcome
 
 #: Scalars of a group, and other columns to change with its status: the same ones for all groups.
 Change = tuple[Any, Mapping[str, Any]]
+
+_drawn = draw_group.c
 
 
 def move(
@@ -245,3 +246,93 @@ def _changed(row: Any, status: GroupStatus, values: Mapping[str, Any]) -> dict[s
 
 def _sums(row: Any) -> GroupSums:
     return GroupSums(row.num_groups, row.weight, row.num_tokens, row.num_bytes)
+
+
+def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
+    """Record the outcome lost for the groups that are leased, among those meeting a condition."""
+    leased = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
+    lost = _drawn.group_id.in_(leased) & IS_LEASED
+    return set_outcome(lost, DrawOutcome.LOST.value, reason, now)
+
+
+def keep_drawn(condition: ColumnElement[bool]) -> Update:
+    """Copy what was drawn of groups that meet a condition to their draws, before it is replaced."""
+    is_current = (_drawn.group_id == group.id) & (_drawn.times_replaced == group.times_replaced)
+    values = {
+        _drawn.group_run_id: group.run_id,
+        _drawn.task_name: group.task_name,
+        _drawn.prompt_uid: group.prompt_uid,
+        _drawn.reward_mean: group.reward_mean,
+        _drawn.reward_std: group.reward_std,
+        _drawn.min_policy_version: group.min_policy_version,
+        _drawn.max_policy_version: group.max_policy_version,
+        _drawn.num_tokens: group.num_tokens,
+    }
+    return update(draw_group).where(condition, is_current).values(values)
+
+
+@prepared
+def archive_groups(ids: Any, reason: Any, now: Any) -> Update:
+    """Archive groups."""
+    values = {
+        group.group_status: GroupStatus.ARCHIVED.value,
+        group.lease_id: None,
+        group.leased_from: None,
+        group.status_reason: reason,
+        group.archived_at: now,
+        group.deadline: None,
+        group.is_evicted: False,
+    }
+    return update(episode_group).where(among(group.id, ids)).values(values)
+
+
+@prepared
+def archive_scalars(ids: Any, reason: Any, now: Any, is_evicted: Any) -> Update:
+    """Archive groups whose payloads are deleted."""
+    values = {group.has_transcript: False, group.num_bytes: 0, group.is_evicted: is_evicted}
+    return archive_groups.build(ids, reason, now).values(values)
+
+
+@prepared
+def expire_groups(ids: Any, reason: Any, policy_version: Any) -> Update:
+    """Expire groups, with their final staleness."""
+    values = {
+        group.group_status: GroupStatus.EXPIRED.value,
+        group.status_reason: reason,
+        group.staleness: policy_version - group.comparable_version,
+    }
+    return update(episode_group).where(among(group.id, ids)).values(values)
+
+
+@prepared
+def age_groups_by_id(ids: Any, policy_version: Any) -> Update:
+    """Update the staleness of live groups by id."""
+    return update_staleness(policy_version).where(among(group.id, ids))
+
+
+def delete_groups(condition: ColumnElement[bool]) -> Delete:
+    """Delete groups and everything that belongs to them."""
+    return delete_from(episode_group).where(condition)
+
+
+@prepared
+def delete_groups_by_id(ids: Any) -> Delete:
+    """Delete groups, by id, and everything that belongs to them."""
+    return delete_from(episode_group).where(among(group.id, ids))
+
+
+def select_losses(condition: ColumnElement[bool], statuses: Collection[GroupStatus]) -> Select[Any]:
+    """Select leased or claimed groups, with their leases, which are locked in order."""
+    return (
+        select(lease.c.id, lease.c.lost_ids, group.id.label("group_id"))
+        .join_from(lease, episode_group, group.lease_id == lease.c.id)
+        .where(condition, group.group_status.in_([status.value for status in statuses]))
+        .order_by(lease.c.id, group.id)
+        .with_for_update(of=lease)
+    )
+
+
+@prepared
+def set_lost(lease_id: Any, lost_ids: Any) -> Update:
+    """Record which groups a lease has lost."""
+    return update(lease).where(lease.c.id == lease_id).values({lease.c.lost_ids: lost_ids})

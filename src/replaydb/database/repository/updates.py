@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Select, select, update
+from sqlalchemy import Update as UpdateRows
+
 from replaydb.database.repository import aging, capacity, groups, maintenance, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tags import reindex
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import execute, execute_many
-from replaydb.database.statements.episode_group import (
-    mark_completed,
-    select_tags,
-    update_each_group,
-)
+from replaydb.database.runtime.prepared import execute, execute_many, prepared
+from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE
+from replaydb.database.tables.expressions import among, as_stored
 from replaydb.database.tables.records import is_gone
+from replaydb.database.tables.schema import episode_group, group
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -158,3 +159,16 @@ def _new_values(
         "archived_at": None,
     }
     return status, values
+
+
+@prepared
+def select_tags(ids: Any) -> Select[Any]:
+    """Select the tags of groups by id."""
+    return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
+
+
+@prepared
+def mark_completed(ids: Any, now: Any) -> UpdateRows:
+    """Set the time of completion of groups that do not have one."""
+    missing = among(group.id, ids) & group.completed_at.is_(None)
+    return update(episode_group).where(missing).values({group.completed_at: now})

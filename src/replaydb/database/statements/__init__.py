@@ -1,5 +1,5 @@
-"""SQLAlchemy Core statements, one small function each. Values are bound, never written in.
+"""SQLAlchemy Core statements that several modules use. Values are bound, never written in.
 
-Statements on one table are in the module of its name. Ordered reads of groups are in `candidates`
-and `pages`, aggregates in `counts` and `statistics`.
+A statement with one user is in the module of the user. Statements on one table are in the module of
+its name, ordered reads of groups in `candidates`.
 """

@@ -7,23 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, assert_never
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Select,
-    Update,
-    bindparam,
-    func,
-    literal,
-    select,
-    true,
-    tuple_,
-    update,
-)
+from sqlalchemy import Column, ColumnElement, Select, bindparam, func, literal, select
 
 from replaydb.database.runtime.prepared import Bound
-from replaydb.database.tables.expressions import among, comes_after
-from replaydb.database.tables.schema import IDLE, IS_IDLE, episode_group, group
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import IDLE, IS_IDLE, group
 from replaydb.database.tables.staleness import staleness_if_drawn
 from replaydb.domain.policies import (
     Fifo,
@@ -39,7 +27,7 @@ from replaydb.domain.policies import (
 
 Clock = Literal["uniform", "priority"]
 #: Columns of the exponential keys of each clock.
-_KEYS: dict[Clock, Column[Any]] = {"uniform": group.uniform_key, "priority": group.priority_key}
+KEYS: dict[Clock, Column[Any]] = {"uniform": group.uniform_key, "priority": group.priority_key}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +63,9 @@ def order_of(policy: SimplePolicy) -> Order:
         case LeastSampled():
             return Order(group.times_sampled)
         case Uniform():
-            return Order(_KEYS["uniform"], clock="uniform")
+            return Order(KEYS["uniform"], clock="uniform")
         case Prioritized():
-            return Order(_KEYS["priority"], clock="priority")
+            return Order(KEYS["priority"], clock="priority")
         case _:
             assert_never(policy)
 
@@ -108,16 +96,18 @@ class Partition:
         return self.status in IDLE
 
 
-_OF_TASK = (group.buffer_id == bindparam("partition_buffer_id")) & (
+#: Conditions for the groups of a partition: of its task, and of its status as well.
+OF_TASK = (group.buffer_id == bindparam("partition_buffer_id")) & (
     group.task_name == bindparam("partition_task_name")
 )
-_MEMBERS = _OF_TASK & (group.group_status == bindparam("partition_status"))
+MEMBERS = OF_TASK & (group.group_status == bindparam("partition_status"))
 # Sorted by id alone, PostgreSQL may scan the primary key past all groups of other tasks and
 # statuses. Only `ix_episode_group_arrival` has the order of a range of statuses.
-_MEMBERS_BY_AGE = _OF_TASK & group.group_status.between(
+_MEMBERS_BY_AGE = OF_TASK & group.group_status.between(
     bindparam("partition_status"), bindparam("partition_status")
 )
-_CANDIDATE = (
+#: Columns of a candidate.
+CANDIDATE = (
     group.id,
     group.weight,
     staleness_if_drawn(bindparam("partition_buffer_id")).label("staleness"),
@@ -125,7 +115,6 @@ _CANDIDATE = (
     group.times_replaced,
     group.has_transcript,
 )
-_ID = group.id.type
 
 
 def select_first(
@@ -138,7 +127,7 @@ def select_first(
 ) -> Bound[Select[Any]]:
     """Select the first groups of a partition in an order.
 
-    The columns are those of `_CANDIDATE`, `key`, `num_tokens` and `created_at`. An index read in
+    The columns are those of `CANDIDATE`, `key`, `num_tokens` and `created_at`. An index read in
     descending order returns the newest of equal keys first, whatever `order` says about them.
 
     Args:
@@ -149,36 +138,25 @@ def select_first(
         unknown: Select the groups whose sort column is NULL instead of the others. NULLs take a
             second read of the index, since engines sort them differently.
     """
-    build = _all_in_order if eligible is None else _in_order
+    build = all_in_order if eligible is None else in_order
     statement = build(order, eligible, unknown, partition.is_idle, False)
     return Bound(statement, partition.values | {"most": limit}, eligible is None)
 
 
-def select_oldest_equals(
-    partition: Partition, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
-) -> Bound[Select[Any]]:
-    """Select the oldest groups of a partition with one value of the sort column.
-
-    The columns are those of `select_first`.
-    """
-    build = _all_in_order if eligible is None else _in_order
-    values = partition.values | {"most": limit, "key": key}
-    return Bound(build(order, eligible, False, partition.is_idle, True), values, eligible is None)
-
-
-def _in_order(
+def in_order(
     order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool, equals: bool
 ) -> Select[Any]:
+    """Select the first groups in an order, or those with one key, with bound parameters."""
     key = order.column
     more = (group.num_tokens, group.created_at)
-    statement = select(*_CANDIDATE, key.label("key"), *more)
+    statement = select(*CANDIDATE, key.label("key"), *more)
     # Groups that were never drawn are not in the index of last draws. `first` reads them after all
     # groups that were drawn, if these were too few: so the read by age passes over few rows.
     if key is group.id or (unknown and key is group.last_sampled_at):
         statement = statement.where(_MEMBERS_BY_AGE)
         columns = [group.group_status, group.id]
     else:
-        statement = statement.where(_MEMBERS & IS_IDLE if idle else _MEMBERS)
+        statement = statement.where(MEMBERS & IS_IDLE if idle else MEMBERS)
         columns = [key, group.id]
     if key.nullable:
         statement = statement.where(key.is_(None) if unknown else key.is_not(None))
@@ -186,65 +164,25 @@ def _in_order(
         value = bindparam("key", type_=key.type)
         statement = statement.where(key.between(value, value))
     if eligible is not None:
-        statement = statement.where(_verdict(eligible))
+        statement = statement.where(verdict(eligible))
     backwards = order.descending and not equals
     return statement.order_by(
         *(column.desc() if backwards else column for column in columns)
     ).limit(bindparam("most"))
 
 
-_all_in_order = cache(_in_order)
+all_in_order = cache(in_order)
 
 
-def select_by_key(
-    partition: Partition,
-    order: Order,
-    limit: int,
-    eligible: ColumnElement[bool] | None,
-    after: tuple[float, int] | None,
-) -> Bound[Select[Any]]:
-    """Select a page of an idle partition by key: columns of `_CANDIDATE`, `key` and others."""
-    values = partition.values | {"most": limit}
-    if after is not None:
-        values |= {"after_key": after[0], "after_id": after[1]}
-    build = _all_by_key if eligible is None else _by_key
-    return Bound(build(order, eligible, after is not None), values, eligible is None)
-
-
-def _by_key(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
-    key = order.column
-    verdict = true() if eligible is None else _verdict(eligible)
-    more = (verdict.label("eligible"), group.task_name)
-    statement = select(*_CANDIDATE, key.label("key"), *more)
-    statement = statement.where(_MEMBERS & IS_IDLE)
-    if later:
-        after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
-        statement = statement.where(tuple_(key, group.id) > after)
-    return statement.order_by(key, group.id).limit(bindparam("most"))
-
-
-_all_by_key = cache(_by_key)
-
-
-def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
+def verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return a filter that is never NULL, and that does not make a planner use another index."""
     return func.coalesce(eligible, literal(False))
-
-
-def select_eligible(
-    partition: Partition, eligible: ColumnElement[bool] | None
-) -> Bound[Select[Any]]:
-    """Select every eligible group of a partition: `_CANDIDATE`, in order of ids."""
-    statement = select(*_CANDIDATE).where(_MEMBERS)
-    if eligible is not None:
-        statement = statement.where(eligible)
-    return Bound(statement.order_by(group.id), partition.values, is_cached=False)
 
 
 def select_among(
     partition: Partition, order: Order, ids: Sequence[int], eligible: ColumnElement[bool] | None
 ) -> Select[Any]:
-    """Select eligible groups of a partition by id: columns of `_CANDIDATE`, and `key`."""
+    """Select eligible groups of a partition by id: columns of `CANDIDATE`, and `key`."""
     condition = (
         (group.buffer_id == partition.buffer_id)
         & (group.task_name == partition.task_name)
@@ -252,33 +190,6 @@ def select_among(
     )
     if eligible is not None:
         condition &= eligible
-    statement = select(*_CANDIDATE, order.column.label("key"))
-    statement = statement.where(among(group.id, ids), _verdict(condition)).order_by(group.id)
+    statement = select(*CANDIDATE, order.column.label("key"))
+    statement = statement.where(among(group.id, ids), verdict(condition)).order_by(group.id)
     return statement.params(partition_buffer_id=partition.buffer_id)
-
-
-def select_candidates(condition: ColumnElement[bool], most: int) -> Select[Any]:
-    """Select the ids and tasks of up to `most` groups, in any order."""
-    return select(group.id, group.task_name).where(condition).limit(most)
-
-
-def select_page_of_eligible(
-    partition: Partition, eligible: ColumnElement[bool] | None, after: int, limit: int
-) -> Bound[Select[Any]]:
-    """Select up to `limit` eligible groups of a partition, in order of ids after an id."""
-    # Not by id alone, for the same reason as in `_MEMBERS_BY_AGE`.
-    status = bindparam("partition_status", type_=group.group_status.type)
-    later = comes_after(group.group_status, status, group.id, bindparam("after_id"))
-    condition = _OF_TASK & later
-    statement = select(*_CANDIDATE).where(condition)
-    if eligible is not None:
-        statement = statement.where(_verdict(eligible))
-    statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
-    return Bound(statement, partition.values | {"after_id": after, "most": limit}, is_cached=False)
-
-
-def shift_keys(partition: Partition, clock: Clock, time: float) -> Bound[Update]:
-    """Shift all keys of a partition as its clock is set back from `time` to 0."""
-    key = _KEYS[clock]
-    statement = update(episode_group).where(_MEMBERS).values({key: key - time})
-    return Bound(statement, partition.values, is_cached=False)

@@ -7,11 +7,10 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Delete, Insert, Select, delete, insert, select
-from sqlalchemy.sql.dml import ReturningDelete
 
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.schema import episode, episode_group, group, pack, payload, transcript
+from replaydb.database.tables.schema import episode, pack, payload, transcript
 
 #: Name of the pack of a part, read by the key of the pack.
 NAME_OF_PACK = (
@@ -43,17 +42,6 @@ def select_payloads(ids: Any) -> Select[Any]:
     return select(payload, NAME_OF_PACK).where(among(payload.c.group_id, ids))
 
 
-@prepared
-def select_transcripts(ids: Any) -> Select[Any]:
-    """Select the texts of the episodes of groups."""
-    return select(transcript).where(among(transcript.c.group_id, ids))
-
-
-def select_positions(ids: Sequence[int]) -> Select[Any]:
-    """Select the positions of the episodes of groups."""
-    return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
-
-
 def select_episodes(ids: Sequence[int]) -> Select[Any]:
     """Select the columns from which scalars of groups are computed, in order of the episodes."""
     columns = (
@@ -71,38 +59,9 @@ def select_episodes(ids: Sequence[int]) -> Select[Any]:
 
 
 @prepared
-def select_episode_page(buffer_id: Any, group_id: Any, position: Any, most: Any) -> Select[Any]:
-    """Select the scalars of up to `most` episodes of a group, starting at a position."""
-    shown = (column for column in episode.c if column is not episode.c.metadata)
-    return (
-        select(*shown)
-        .join_from(episode, episode_group, group.id == episode.c.group_id)
-        .where(
-            episode.c.group_id == group_id,
-            episode.c.position >= position,
-            group.buffer_id == buffer_id,
-        )
-        .order_by(episode.c.position)
-        .limit(most)
-    )
-
-
-@prepared
 def delete_payloads(ids: Any) -> Delete:
     """Delete the payloads of groups."""
     return delete(payload).where(among(payload.c.group_id, ids))
-
-
-def release_payloads(ids: Sequence[int]) -> ReturningDelete[*tuple[Any, ...]]:
-    """Delete the payloads of groups. Returns the pack and length of each part."""
-    deleted = delete(payload).where(among(payload.c.group_id, ids))
-    return deleted.returning(payload.c.pack_id, payload.c.pack_length)
-
-
-@prepared
-def delete_episodes(ids: Any) -> Delete:
-    """Delete the episode rows of groups."""
-    return delete(episode).where(among(episode.c.group_id, ids))
 
 
 @prepared

@@ -6,49 +6,17 @@ match. Every statement thus reads a bounded number of rows, so that no snapshot 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Select,
-    Text,
-    func,
-    literal,
-    select,
-    true,
-    tuple_,
-    type_coerce,
-)
+from sqlalchemy import Column, ColumnElement, Select, Text, func, literal, select, tuple_
 
-from replaydb.database.statements.pages import SHOWN
-from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.column_types import is_json
-from replaydb.database.tables.expressions import among, bytewise, json_as_stored
-from replaydb.database.tables.schema import (
-    buffer,
-    draw,
-    draw_group,
-    episode,
-    episode_group,
-    group,
-    policy_change,
-    run,
-    transcript,
-)
-from replaydb.database.tables.views import (
-    as_drawn,
-    select_episodes,
-    select_groups,
-    select_history,
-    select_policies,
-    select_prompts,
-)
+from replaydb.database.tables.expressions import json_as_stored
 
-#: Rows of a table in a window; fewer for draws, each of which has the groups of a batch.
-WINDOW, DRAWS = 4096, 256
+#: Rows of a table in a window.
+WINDOW = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,151 +83,6 @@ class Scan:
     def top(self) -> Select[Any]:
         """Select the last id of the table."""
         return select(func.max(self.window))
-
-
-def scan_groups(condition: ColumnElement[bool]) -> Scan:
-    """Scan rows of `group_overview`."""
-    return Scan(plain(select_groups()), [group.id], group.id, WINDOW, condition)
-
-
-def scan_episodes(condition: ColumnElement[bool]) -> Scan:
-    """Scan rows of `episode_overview`, with their texts as they are stored."""
-    key = episode.c.group_id, episode.c.position
-    text = (
-        select(type_coerce(transcript.c.text, Text))
-        .where(transcript.c.group_id == key[0], transcript.c.position == key[1])
-        .correlate(episode)
-        .scalar_subquery()
-    )
-    rows = select_episodes().add_columns(text.label("text"))
-    return Scan(plain(rows), key, group.id, WINDOW, condition, [group.id])
-
-
-def scan_draws(condition: ColumnElement[bool]) -> Scan:
-    """Scan rows of `training_history`."""
-    key = draw_group.c.draw_id, draw_group.c.position
-    return Scan(plain(select_history()), key, draw.c.id, DRAWS, condition, [draw.c.id])
-
-
-def scan_runs() -> Scan:
-    """Scan rows of `run`, with the column names of the views."""
-    columns = (
-        run.c.id.label("run_id"),
-        run.c.name.label("run_name"),
-        *(column for column in run.c if column.key not in {"id", "name"}),
-    )
-    return Scan(plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
-
-
-def scan_policies(condition: ColumnElement[bool]) -> Scan:
-    """Scan rows of `policy_overview`."""
-    own = policy_change.c.id
-    return Scan(plain(select_policies()), [own], own, WINDOW, condition)
-
-
-def scan_group_sizes(condition: ColumnElement[bool]) -> Scan:
-    """Scan ids and sizes of groups, from which the reads of payloads are planned."""
-    rows = select(group.id, group.num_bytes, group.num_tokens)
-    return Scan(rows, [group.id], group.id, WINDOW, condition)
-
-
-def select_groups_with_names(condition: ColumnElement[bool], ids: Sequence[int]) -> Select[Any]:
-    """Select the columns of groups that users can see, with names of buffer, run and lineage."""
-    return (
-        select(*SHOWN, buffer.c.name.label("buffer_name"), run.c.lineage.label("run_lineage"))
-        .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
-        .outerjoin(run, run.c.id == group.run_id)
-        .where(among(group.id, ids), condition)
-        .order_by(group.id)
-    )
-
-
-def select_prompt_page(
-    condition: ColumnElement[bool], buffer_id: int, start: str, end: str
-) -> Select[Any]:
-    """Select rows of `prompt_overview`: prompts of a buffer after the uid `start`, up to `end`.
-
-    Prompts have the order of the index, which is that of the locale of the server: in another one,
-    each window would read all groups.
-    """
-    return (
-        select_prompts()
-        .where(
-            group.buffer_id == buffer_id,
-            group.prompt_uid > start,
-            group.prompt_uid <= end,
-            condition,
-        )
-        .order_by(group.prompt_uid, bytewise(group.task_name))
-    )
-
-
-def select_end_of_prompts(buffer_id: int, start: str) -> Select[Any]:
-    """Select the last uid of the window of groups after a prompt; NULL if there are none."""
-    uids = (
-        select(group.prompt_uid.label("uid"))
-        .where(group.buffer_id == buffer_id, group.prompt_uid > start)
-        .order_by(group.prompt_uid)
-        .limit(WINDOW)
-        .subquery()
-    )
-    return select(func.max(uids.c.uid))
-
-
-def select_buffer_ids() -> Select[Any]:
-    """Select the ids and names of all buffers."""
-    return select(buffer.c.id, buffer.c.name).order_by(buffer.c.id)
-
-
-def groups_of(
-    buffers: Collection[int] | None,
-    tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
-    eligible: ColumnElement[bool] | None,
-) -> ColumnElement[bool]:
-    """Return one condition for all conditions given, written so that planners use no index."""
-    condition = of_buffers(group.buffer_id, buffers)
-    if tasks is not None:
-        condition &= of_tasks(tasks)
-    if statuses is not None:
-        condition &= among(group.group_status, sorted(statuses))
-    return condition if eligible is None else condition & func.coalesce(eligible, literal(False))
-
-
-def draws_of(
-    buffers: Collection[int] | None,
-    tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
-    eligible: ColumnElement[bool] | None,
-) -> ColumnElement[bool]:
-    """Return the condition for draws from buffers, of groups that meet the other conditions.
-
-    Of content that was replaced since the draw, only the task is known.
-    """
-    condition = of_buffers(draw.c.buffer_id, buffers) & groups_of(None, None, statuses, eligible)
-    if tasks is None:
-        return condition
-    return condition & among(as_drawn("task_name"), sorted(tasks))
-
-
-def policies_of(
-    buffers: Collection[int] | None,
-    tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
-    eligible: ColumnElement[bool] | None,
-) -> ColumnElement[bool]:
-    """Return the condition for policy versions of buffers; the other conditions do not apply."""
-    return of_buffers(policy_change.c.buffer_id, buffers)
-
-
-def of_buffers(column: ColumnElement[int], ids: Collection[int] | None) -> ColumnElement[bool]:
-    """Return the condition for rows of buffers; None: of all buffers."""
-    return true() if ids is None else (column + 0).in_(sorted(ids))
-
-
-def drawn_by(names: Collection[str]) -> ColumnElement[bool]:
-    """Return the condition for draws made by runs."""
-    return among(run.c.name, sorted(names))
 
 
 def plain(rows: Select[Any]) -> Select[Any]:

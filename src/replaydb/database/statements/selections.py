@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, select, true
+from sqlalchemy import ColumnElement, Select, select
 
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.schema import IDLE, IS_IDLE, group, lease, run
-from replaydb.domain.episodes import GroupStatus
+from replaydb.database.tables.schema import IDLE, group, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,47 +75,11 @@ def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
     return among(group.task_name, sorted(names))
 
 
-def of_lineage(lineage: str | None) -> ColumnElement[bool]:
-    """Return the condition for groups whose versions are comparable with those of a lineage.
-
-    None: all groups.
-    """
-    if lineage is None:
-        return true()
-    return group.run_id.is_(None) | group.run_id.in_(comparable_runs(lineage))
-
-
 def comparable_runs(lineage: str) -> Select[int]:
     """Select the ids of runs whose versions are comparable with those of a lineage."""
     return select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
 
 
-def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
-    """Return the condition for pending groups of tasks whose deadline has passed."""
-    return (
-        (group.buffer_id == buffer_id)
-        & (group.deadline <= now)
-        & (group.group_status == GroupStatus.PENDING.value)
-        & among(group.task_name, sorted(tasks))
-    )
-
-
 #: Statuses from which a group expires. Pending and leased groups do not: they are in use.
 EXPIRING = tuple(status.value for status in IDLE)
 TOO_STALE = "staler than max_staleness"
-
-
-def too_stale(buffer_id: Any, task_name: Any, oldest_fresh: Any) -> ColumnElement[bool]:
-    """Return the condition for idle groups of a task whose oldest version is below a bound."""
-    return and_(
-        group.buffer_id == buffer_id,
-        group.task_name == task_name,
-        IS_IDLE,
-        group.comparable_version < oldest_fresh,
-    )
-
-
-def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
-    """Return the condition for groups of tasks whose lease has expired."""
-    expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
-    return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))

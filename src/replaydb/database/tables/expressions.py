@@ -35,6 +35,11 @@ def total(column: ColumnElement[int], name: str) -> Label[int]:
     return cast(func.sum(column), BigInteger).label(name)
 
 
+def total_or_zero(column: Any) -> Any:
+    """Return the sum of an integer column as an integer; 0 without rows."""
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)
+
+
 class _JsonList(TypeDecorator[Sequence[Any]]):
     """A list as JSON text, for engines without arrays."""
 

@@ -1,0 +1,91 @@
+"""The row of the payload store: where payloads outside the database are."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Insert, Select, Update, insert, select, update
+
+from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.tables.schema import payload, payload_place
+from replaydb.errors import InvalidInputError
+
+#: Default grace period: how long a pack is kept after it was marked for deletion.
+GRACE_SECONDS = 3600.0
+
+
+class PayloadStoreRow(NamedTuple):
+    """The row of `payload_place`: the payload store that this database uses.
+
+    Attributes:
+        url: Its URL, without secrets.
+        store_uid: Identifies this store among others in the same folder or bucket.
+        grace_seconds: How long a pack is kept after it was marked for deletion.
+    """
+
+    url: str
+    store_uid: str
+    grace_seconds: float
+
+
+def payload_store(connection: Connection) -> PayloadStoreRow | None:
+    """Return the payload store of the database; None if payloads are in the database."""
+    rows = execute(connection, select_payload_store())
+    return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
+
+
+def record_payload_store(connection: Connection, url: str, store_uid: str) -> PayloadStoreRow:
+    """Record the payload store, unless another process has. Returns the one that is recorded.
+
+    Raises:
+        InvalidInputError: There are payloads in the database.
+    """
+    found = payload_store(connection)
+    if found is None:
+        check_no_payloads(connection, url)
+        found = PayloadStoreRow(url, store_uid, GRACE_SECONDS)
+        execute_many(connection, insert_payload_store(), [{"id": 1, **found._asdict()}])
+    return found
+
+
+def check_no_payloads(connection: Connection, url: str) -> None:
+    """Check that a payload store can be recorded.
+
+    Raises:
+        InvalidInputError: There are payloads in the database.
+    """
+    if execute(connection, select_any_payload()):
+        expected = "None, since this store has its payloads in the database (see `replaydb copy`)"
+        raise InvalidInputError("payloads", expected, url)
+
+
+def relocate(connection: Connection, url: str) -> None:
+    """Record the new URL of the payload store."""
+    execute(connection, update_payload_store(url=url))
+
+
+def set_grace(connection: Connection, seconds: float) -> None:
+    """Set the grace period of packs that are marked for deletion."""
+    execute(connection, update_payload_store(grace_seconds=seconds))
+
+
+def select_payload_store() -> Select[Any]:
+    """Select the row of the payload store."""
+    return select(payload_place)
+
+
+@cache
+def insert_payload_store() -> Insert:
+    """Insert the row of the payload store, as a dict of columns."""
+    return insert(payload_place)
+
+
+def update_payload_store(**values: Any) -> Update:
+    """Update columns of the row of the payload store."""
+    return update(payload_place).values(**values)
+
+
+def select_any_payload() -> Select[Any]:
+    """Select one payload, if any exists."""
+    return select(payload.c.group_id).limit(1)
