@@ -290,6 +290,42 @@ async def test_rows_are_read_page_by_page(
     assert first.num_rows + rest.num_rows == table(url).to_table().num_rows
 
 
+@pytest.mark.usefixtures("small_pages")
+async def test_a_filter_for_few_rows_reads_only_their_windows(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await fill(store)
+    reads = []
+    read = source.Source.read
+
+    def counted(self: source.Source, work: Any) -> Any:
+        reads.append(work)
+        return read(self, work)
+
+    monkeypatch.setattr(source.Source, "read", counted)
+
+    def num_reads(rows: analysis.Rows) -> int:
+        reads.clear()
+        assert rows.to_table().num_rows > 0
+        return len(reads)
+
+    for table in (analysis.groups, analysis.episodes, analysis.tokens):
+        every = num_reads(table(url))
+        for where in (
+            rdb.col.id == ids[5],
+            rdb.col.id.in_(ids[5:6]),
+            (rdb.col.id > ids[4]) & (rdb.col.num_tokens > 0) & (rdb.col.id <= ids[5]),
+        ):
+            few = table(url, where=where)
+            assert set(few.to_table()["group_id"].to_pylist()) == {ids[5]}
+            assert num_reads(few) <= 3 < every
+        everything_but = table(url, where=(rdb.col.id != ids[5]) | (rdb.col.id == ids[4]))
+        assert len(set(everything_but.to_table()["group_id"].to_pylist())) == len(ids)
+    few = analysis.prompts(url, buffer="math", where=rdb.col.prompt_uid == "p2")
+    assert set(few.to_table()["prompt_uid"].to_pylist()) == {"p2"}
+    assert num_reads(few) <= 4 < num_reads(analysis.prompts(url, buffer="math"))
+
+
 async def no_transaction_is_open(url: str, engine_name: str) -> bool:
     """Whether no transaction is open: SQLite can empty the WAL; the server lists none."""
     if engine_name == "sqlite":

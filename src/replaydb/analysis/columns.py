@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -45,22 +45,18 @@ def _type(kind: TypeEngine[Any]) -> pa.DataType:
 
 
 def batch_of(
-    schema: pa.Schema,
-    rows: Sequence[Sequence[Any]],
-    id_of: Callable[[Any], int],
-    damaged: Damaged = "raise",
+    schema: pa.Schema, rows: Sequence[Sequence[Any]], damaged: Damaged = "raise"
 ) -> pa.RecordBatch:
     """Convert rows to an Arrow batch.
 
     Args:
         schema: Columns of the batch.
         rows: Rows, which may have further columns after those of the schema.
-        id_of: Returns the group id of a row, for errors.
         damaged: What to do with rows that have a value of a wrong type: raise, or skip them.
 
     Raises:
         CorruptPayloadError: A column has a value of a wrong type, which SQLite does not prevent;
-            the error names the groups.
+            the error names the groups, if the rows have their ids.
     """
     try:
         return _batch(schema, rows)
@@ -69,7 +65,8 @@ def batch_of(
         if not wrong:  # no value is damaged: for example, the rows are too large together
             raise
     if damaged == "raise":
-        ids = sorted({id_of(row) for row in rows if id(row) in wrong})
+        index = schema.get_field_index("group_id")
+        ids = sorted({row[index] for row in rows if index >= 0 and id(row) in wrong})
         raise CorruptPayloadError("; ".join(sorted(set(wrong.values()))), ids)
     return _batch(schema, [row for row in rows if id(row) not in wrong])
 

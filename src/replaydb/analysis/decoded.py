@@ -119,8 +119,9 @@ def episode_rows(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
-            condition = which.condition(source)
-            for ids in _chunks(source, condition, exclude):
+            condition = which.condition(which.buffer_ids(source))
+            scan = scan_group_sizes(condition).within(which.eligible)
+            for ids in _chunks(source, scan, exclude):
                 for several in in_batches(
                     _decoded_groups(source, condition, ids, damaged, omitted)
                 ):
@@ -132,13 +133,11 @@ def episode_rows(
     return Rows(schema, batches)
 
 
-def _chunks(
-    source: Source, condition: ColumnElement[bool], exclude: NDArray[np.int64] | None
-) -> Iterator[list[int]]:
+def _chunks(source: Source, scan: Scan, exclude: NDArray[np.int64] | None) -> Iterator[list[int]]:
     """Yield the ids of groups that are read at once."""
     ids: list[int] = []
     size = 0
-    for rows in source.pages(scan_group_sizes(condition)):
+    for rows in source.pages(scan):
         found = np.array([row[0] for row in rows], np.int64)
         is_new = np.ones(len(rows), np.bool_) if exclude is None else ~_are_in(found, exclude)
         for group_id, num_bytes, num_tokens, *_ in compress(rows, is_new):

@@ -64,14 +64,14 @@ class Source:
 
     def pages(self, scan: Scan) -> Iterator[list[Any]]:
         """Yield the pages of a scan; each page is a consistent snapshot."""
-        top = self.read(lambda connection: _number(connection, scan.top)) or 0
-        start, after = 0, None
-        while start < top:
+        top = self.read(lambda connection: _value(connection, scan.top))
+        start, after = scan.start, None
+        while top is not None and start != top:
 
             def work(
-                connection: Connection, start: int = start, after: Any = after
-            ) -> tuple[int | None, int, Any]:
-                end = _number(connection, scan.end_of_window(start, top))
+                connection: Connection, start: Any = start, after: Any = after
+            ) -> tuple[Any, int, Any]:
+                end = _value(connection, scan.end_of_window(start, top))
                 if end is None:
                     return None, 0, []
                 limit = PAGE
@@ -123,9 +123,9 @@ def fitting(sizes: Sequence[int]) -> int:
     return PAGE
 
 
-def _number(connection: Connection, statement: Any) -> int | None:
-    [(number,)] = execute(connection, statement)
-    return None if number is None else int(number)
+def _value(connection: Connection, statement: Any) -> Any:
+    [(value,)] = execute(connection, statement)
+    return value
 
 
 def select_buffer_ids() -> Select[Any]:

@@ -10,13 +10,11 @@ import pyarrow as pa
 from sqlalchemy import (
     URL,
     ColumnElement,
-    Connection,
     Select,
     Text,
     func,
     literal,
     select,
-    true,
     type_coerce,
 )
 
@@ -24,10 +22,10 @@ from replaydb.analysis.columns import Damaged, batch_of, schema_of, to_damaged
 from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.database.filters import compiling
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.scans import WINDOW, Scan, plain
+from replaydb.database.statements.scans import EVERY, WINDOW, Scan
 from replaydb.database.statements.selections import of_tasks
-from replaydb.database.tables.expressions import among, bytewise
+from replaydb.database.tables.column_types import is_json
+from replaydb.database.tables.expressions import among, bytewise, json_as_stored
 from replaydb.database.tables.schema import (
     draw,
     draw_group,
@@ -67,13 +65,20 @@ class Which:
         eligible: A further condition, or None.
     """
 
-    buffers: frozenset[str] | None
-    tasks: frozenset[str] | None
-    statuses: frozenset[str] | None
-    eligible: ColumnElement[bool] | None
+    buffers: frozenset[str] | None = None
+    tasks: frozenset[str] | None = None
+    statuses: frozenset[str] | None = None
+    eligible: ColumnElement[bool] | None = None
 
     @classmethod
-    def of(cls, buffer: Names, tasks: Names, statuses: Names, runs: Names, where: Where) -> Which:
+    def of(
+        cls,
+        buffer: Names,
+        tasks: Names = None,
+        statuses: Names = None,
+        runs: Names = None,
+        where: Where = None,
+    ) -> Which:
         """Build filters from the arguments of a call.
 
         Raises:
@@ -101,9 +106,9 @@ class Which:
             raise UnknownBufferError(name)
         return [known[name] for name in self.buffers]
 
-    def condition(self, source: Source) -> ColumnElement[bool]:
-        """Return the filters as one condition."""
-        return groups_of(self.buffer_ids(source), self.tasks, self.statuses, self.eligible)
+    def condition(self, ids: Collection[int] | None) -> ColumnElement[bool]:
+        """Return the filters as one condition, given the ids of the buffers."""
+        return groups_of(ids, self.tasks, self.statuses, self.eligible)
 
     def check(self, url: str | URL) -> None:
         """Raise if the store or a buffer does not exist."""
@@ -144,7 +149,7 @@ def groups(
         DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
-    return _scanned(url, which, scan_groups, to_damaged(damaged))
+    return scanned(url, which, lambda ids: scan_groups(which.condition(ids)), to_damaged(damaged))
 
 
 def episodes(
@@ -179,7 +184,7 @@ def episodes(
         DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
-    return _scanned(url, which, scan_episodes, to_damaged(damaged))
+    return scanned(url, which, lambda ids: scan_episodes(which.condition(ids)), to_damaged(damaged))
 
 
 def draws(
@@ -209,17 +214,13 @@ def draws(
         UnknownBufferError: The buffer does not exist.
         DatabaseError: The store does not exist or cannot be read.
     """
-    which = Which.of(buffer, tasks, None, None, where)
+    which = Which.of(buffer, tasks, where=where)
     drawers = checks.names("runs", runs)
-    return _scanned(
-        url,
-        which,
-        lambda condition: scan_draws(
-            condition if drawers is None else condition & drawn_by(drawers)
-        ),
-        "raise",
-        draws_of,
-    )
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        return scan_draws(draws_of(ids, drawers, which.tasks, which.eligible))
+
+    return scanned(url, which, scan)
 
 
 def prompts(
@@ -251,15 +252,15 @@ def prompts(
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
     which.check(url)
-    schema = schema_of(select_prompts())
+    schema = schema_of(scan_prompts(which.condition(None), 0).rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
-            condition = which.condition(source)
             ids = which.buffer_ids(source)
             for buffer_id in sorted(source.buffer_ids().values() if ids is None else ids):
-                for rows in _prompt_pages(source, condition, buffer_id):
-                    yield batch_of(schema, rows, lambda row: -1)
+                scan = scan_prompts(which.condition(None), buffer_id).within(which.eligible)
+                for rows in source.pages(scan):
+                    yield batch_of(schema, rows)
 
     return Rows(schema, batches)
 
@@ -279,8 +280,8 @@ def policies(url: str | URL, *, buffer: Names = None) -> Rows:
         UnknownBufferError: The buffer does not exist.
         DatabaseError: The store does not exist or cannot be read.
     """
-    which = Which.of(buffer, None, None, None, None)
-    return _scanned(url, which, scan_policies, "raise", policies_of)
+    which = Which.of(buffer)
+    return scanned(url, which, scan_policies)
 
 
 def runs(url: str | URL) -> Rows:
@@ -296,8 +297,7 @@ def runs(url: str | URL) -> Rows:
         InvalidURLError: The URL cannot be used.
         DatabaseError: The store does not exist or cannot be read.
     """
-    which = Which(None, None, None, None)
-    return _scanned(url, which, lambda _: scan_runs(), "raise")
+    return scanned(url, Which(), lambda _: scan_runs())
 
 
 def scan_groups(condition: ColumnElement[bool]) -> Scan:
@@ -331,52 +331,31 @@ def scan_runs() -> Scan:
         run.c.name.label("run_name"),
         *(column for column in run.c if column.key not in {"id", "name"}),
     )
-    return Scan(plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
+    return Scan(plain(select(*columns)), [run.c.id], run.c.id, WINDOW, EVERY)
 
 
-def scan_policies(condition: ColumnElement[bool]) -> Scan:
+def scan_policies(buffers: Collection[int] | None) -> Scan:
     """Scan rows of `policy_overview`."""
-    own = policy_change.c.id
+    own, condition = policy_change.c.id, of_buffers(policy_change.c.buffer_id, buffers)
     return Scan(plain(select_policies()), [own], own, WINDOW, condition)
 
 
-def select_prompt_page(
-    condition: ColumnElement[bool], buffer_id: int, start: str, end: str
-) -> Select[Any]:
-    """Select rows of `prompt_overview`: prompts of a buffer after the uid `start`, up to `end`.
+def scan_prompts(condition: ColumnElement[bool], buffer_id: int) -> Scan:
+    """Scan rows of `prompt_overview` of a buffer.
 
     Prompts have the order of the index, which is that of the locale of the server: in another one,
     each window would read all groups.
     """
-    return (
-        select_prompts()
-        .where(
-            group.buffer_id == buffer_id,
-            group.prompt_uid > start,
-            group.prompt_uid <= end,
-            condition,
-        )
-        .order_by(group.prompt_uid, bytewise(group.task_name))
-    )
-
-
-def select_end_of_prompts(buffer_id: int, start: str) -> Select[Any]:
-    """Select the last uid of the window of groups after a prompt; NULL if there are none."""
-    uids = (
-        select(group.prompt_uid.label("uid"))
-        .where(group.buffer_id == buffer_id, group.prompt_uid > start)
-        .order_by(group.prompt_uid)
-        .limit(WINDOW)
-        .subquery()
-    )
-    return select(func.max(uids.c.uid))
+    keys = group.prompt_uid, bytewise(group.task_name)
+    own = group.buffer_id == buffer_id
+    return Scan(select_prompts(), keys, group.prompt_uid, WINDOW, condition, of=own, start="")
 
 
 def groups_of(
-    buffers: Collection[int] | None,
-    tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
-    eligible: ColumnElement[bool] | None,
+    buffers: Collection[int] | None = None,
+    tasks: Collection[str] | None = None,
+    statuses: Collection[str] | None = None,
+    eligible: ColumnElement[bool] | None = None,
 ) -> ColumnElement[bool]:
     """Return one condition for all conditions given, written so that planners use no index."""
     condition = of_buffers(group.buffer_id, buffers)
@@ -389,77 +368,54 @@ def groups_of(
 
 def draws_of(
     buffers: Collection[int] | None,
+    runs: Collection[str] | None,
     tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
     eligible: ColumnElement[bool] | None,
 ) -> ColumnElement[bool]:
-    """Return the condition for draws from buffers, of groups that meet the other conditions.
+    """Return the condition for draws from buffers and by runs, of groups of tasks.
 
     Of content that was replaced since the draw, only the task is known.
     """
-    condition = of_buffers(draw.c.buffer_id, buffers) & groups_of(None, None, statuses, eligible)
-    if tasks is None:
-        return condition
-    return condition & among(as_drawn("task_name"), sorted(tasks))
-
-
-def policies_of(
-    buffers: Collection[int] | None,
-    tasks: Collection[str] | None,
-    statuses: Collection[str] | None,
-    eligible: ColumnElement[bool] | None,
-) -> ColumnElement[bool]:
-    """Return the condition for policy versions of buffers; the other conditions do not apply."""
-    return of_buffers(policy_change.c.buffer_id, buffers)
+    condition = of_buffers(draw.c.buffer_id, buffers) & groups_of(eligible=eligible)
+    if runs is not None:
+        condition &= among(run.c.name, sorted(runs))
+    return condition if tasks is None else condition & among(as_drawn("task_name"), sorted(tasks))
 
 
 def of_buffers(column: ColumnElement[int], ids: Collection[int] | None) -> ColumnElement[bool]:
     """Return the condition for rows of buffers; None: of all buffers."""
-    return true() if ids is None else (column + 0).in_(sorted(ids))
+    return EVERY if ids is None else (column + 0).in_(sorted(ids))
 
 
-def drawn_by(names: Collection[str]) -> ColumnElement[bool]:
-    """Return the condition for draws made by runs."""
-    return among(run.c.name, sorted(names))
+def plain(rows: Select[Any]) -> Select[Any]:
+    """Return the query with JSON columns as their stored text."""
+    shown = [
+        json_as_stored(column).label(column.key) if is_json(column.type) else column
+        for column in rows.selected_columns
+    ]
+    return rows.with_only_columns(*shown)
 
 
-def _scanned(
+def scanned(
     url: str | URL,
     which: Which,
-    scan: Callable[[ColumnElement[bool]], Scan],
-    damaged: Damaged,
-    condition: Callable[..., ColumnElement[bool]] = groups_of,
+    scan: Callable[[Collection[int] | None], Scan],
+    damaged: Damaged = "raise",
 ) -> Rows:
-    """Return the rows of a scan over what meets a condition."""
+    """Return the rows of a scan.
+
+    Args:
+        url: The store.
+        which: Filters; `scan` has to apply them.
+        scan: Returns the scan, given the ids of the buffers, or None for all.
+        damaged: What to do with a row that has an unreadable value.
+    """
     which.check(url)
-    schema = schema_of(scan(groups_of(None, None, None, None)).rows)
-    index = schema.get_field_index("group_id")
+    schema = schema_of(scan(None).rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
-            ids = which.buffer_ids(source)
-            wanted = condition(ids, which.tasks, which.statuses, which.eligible)
-            for rows in source.pages(scan(wanted)):
-                yield batch_of(schema, rows, lambda row: row[index], damaged)
+            for rows in source.pages(scan(which.buffer_ids(source)).within(which.eligible)):
+                yield batch_of(schema, rows, damaged)
 
     return Rows(schema, batches)
-
-
-def _prompt_pages(
-    source: Source, condition: ColumnElement[bool], buffer_id: int
-) -> Iterator[list[Any]]:
-    start = ""
-
-    def work(connection: Connection) -> tuple[str | None, Any]:
-        [(end,)] = execute(connection, select_end_of_prompts(buffer_id, start))
-        if end is None:
-            return None, []
-        return end, execute(connection, select_prompt_page(condition, buffer_id, start, end))
-
-    while True:
-        end, rows = source.read(work)
-        if end is None:
-            return
-        if rows:
-            yield rows
-        start = end

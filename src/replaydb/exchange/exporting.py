@@ -210,7 +210,7 @@ def _tasks(source: Source, which: Which) -> tuple[list[tuple[str, str]], int, di
     """Return (buffer, task) pairs, the number of groups, and creation times of the buffers."""
     known = source.buffer_ids()
     wanted = sorted(known if which.buffers is None else which.buffers)
-    condition = which.condition(source)
+    condition = which.condition(which.buffer_ids(source))
     infos = {info.name: info for info in source.read(buffer_rows.all_buffers)}
     pairs: list[tuple[str, str]] = []
     for name in wanted:

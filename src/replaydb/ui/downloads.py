@@ -9,7 +9,7 @@ import asyncio
 import io
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -17,64 +17,37 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import URL, Select
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from replaydb import analysis
-from replaydb.analysis.columns import batch_of, schema_of
-from replaydb.analysis.source import fitting, opened
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.statements.scans import plain
-
-#: Maximum number of rows of a download; `replaydb export` has no limit.
-MAX_ROWS = 100_000
 
 MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
     "json": "application/json",
 }
 
+#: Maximum number of rows of a download; `replaydb export` has no limit.
+MAX_ROWS = 100_000
+
 #: Columns that contain JSON.
 _JSON_COLUMNS = ("tags", "metadata")
 
 
-async def answer_query(request: Request, statement: Select[Any]) -> Response:
-    """Return the rows of a query over the database views, which are read at once."""
-    return await answer(request, partial(_at_once, request.app.state.url, statement))
-
-
-async def answer(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
-    """Return the rows as a file of the type that the path ends with, sent in chunks."""
+async def answer(
+    request: Request, rows: Callable[..., analysis.Rows], *arguments: Any, **options: Any
+) -> Response:
+    """Return `rows(url, ...)` as a file of the type that the path ends with, sent in chunks."""
     name = request.url.path.rpartition("/")[2]
     kind = name.rpartition(".")[2]
-    chunks = _chunks(_FORMATS[kind](await asyncio.to_thread(rows)))
+    found = await asyncio.to_thread(rows, request.app.state.url, *arguments, **options)
+    chunks = _chunks(_FORMATS[kind](found))
     first = await anext(chunks, b"")  # an error until here still becomes an error page
     return StreamingResponse(
         _with(first, chunks),
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
         media_type=MEDIA_TYPES[kind],
     )
-
-
-def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
-    readable = plain(statement).limit(MAX_ROWS)
-    schema = schema_of(readable)
-    id_index = schema.get_field_index("group_id")
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        with opened(url) as source:
-            left = list(source.read(lambda connection: execute(connection, readable)))
-        while left:
-            number = fitting([_size(row) for row in left])
-            several, left = left[:number], left[number:]
-            yield batch_of(schema, several, lambda row: -1 if id_index < 0 else int(row[id_index]))
-
-    return analysis.Rows(schema, batches)
-
-
-def _size(row: Iterable[Any]) -> int:
-    return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
 def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:

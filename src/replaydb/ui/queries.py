@@ -1,133 +1,131 @@
-"""Rows of downloads: queries over the views of the database, and tables of `analysis`."""
+"""Rows of downloads, as tables of `analysis`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import (
-    URL,
-    BigInteger,
-    Double,
-    Select,
-    Text,
-    func,
-    select,
-    type_coerce,
-)
-from sqlalchemy import cast as cast_
-from sqlalchemy.types import TypeEngine
+from sqlalchemy import URL, BigInteger, Double, cast, func, select
 
 from replaydb import analysis
-from replaydb.database.filters.group_columns import col
-from replaydb.database.tables.column_types import UtcDateTime
-from replaydb.database.tables.expressions import bytewise, total
-from replaydb.database.tables.schema import transcript
-from replaydb.database.tables.views import (
-    episode_overview,
-    group_overview,
-    prompt_overview,
-    task_overview,
-    training_history,
+from replaydb.analysis import Rows
+from replaydb.analysis.tables import (
+    DRAWS,
+    Which,
+    draws_of,
+    of_buffers,
+    scan_draws,
+    scan_episodes,
+    scanned,
 )
+from replaydb.database.filters.group_columns import col
+from replaydb.database.statements.scans import Scan
+from replaydb.database.tables.column_types import UtcDateTime
+from replaydb.database.tables.expressions import total
+from replaydb.database.tables.schema import (
+    buffer,
+    draw,
+    episode,
+    episode_group,
+    group,
+    run,
+    task,
+)
+from replaydb.database.tables.views import select_tasks
 from replaydb.errors import InvalidInputError
 from replaydb.ui.addresses import GroupQuery
 
-_view = group_overview.table.c
-_episodes = episode_overview.table.c
-_drawn = training_history.table.c
-_tasks = task_overview.table.c
-_prompts = prompt_overview.table.c
+#: Types of columns for which the engines return different types.
+_TYPES = {"num_tokens": BigInteger, "num_bytes": BigInteger, "reward_mean": Double}
 
 
-def select_tasks(buffer: str | None) -> Select[Any]:
-    """Select the tasks of a buffer, or of all buffers."""
-    kinds: dict[str, type[TypeEngine[Any]]] = {
-        "num_tokens": BigInteger,  # the engines return sums and means in different types
-        "num_bytes": BigInteger,
-        "reward_mean": Double,
-    }
-    columns = [
-        cast_(column, kinds[column.key]).label(column.key) if column.key in kinds else column
-        for column in _tasks
+def tasks(url: str | URL, name: str | None) -> Rows:
+    """Return the tasks of a buffer, or of all buffers: the view `task_overview`."""
+    rows = select_tasks()
+    shown = [
+        cast(column, _TYPES[column.key]).label(column.key) if column.key in _TYPES else column
+        for column in rows.selected_columns
     ]
-    by = (bytewise(_tasks.buffer_name), bytewise(_tasks.task_name))
-    statement = select(*columns).order_by(*by)
-    return statement if buffer is None else statement.where(_tasks.buffer_name == buffer)
+    rows = rows.with_only_columns(*shown)
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        condition = of_buffers(task.c.buffer_id, ids)
+        return Scan(rows, [task.c.id], task.c.id, DRAWS, condition)
+
+    return scanned(url, Which.of(name), scan)
 
 
-def select_prompt(buffer: str, uid: str, task: str | None) -> Select[Any]:
-    """Select the outcomes of a prompt, one row per task."""
-    mine = (_prompts.buffer_name == buffer) & (_prompts.prompt_uid == uid)
-    by = bytewise(_prompts.task_name)
-    statement = select(*_prompts).where(mine).order_by(by)
-    return statement if task is None else statement.where(_prompts.task_name == task)
-
-
-def select_run_groups(runs: Sequence[str]) -> Select[Any]:
-    """Select totals of the stored groups of runs, by buffer, task and oldest policy version."""
-    names = (_view.run_name, _view.buffer_name, _view.task_name)
-    return (
+def run_totals(url: str | URL, runs: Sequence[str]) -> Rows:
+    """Return totals of the stored groups of runs, by buffer, task and oldest policy version."""
+    version = group.min_policy_version
+    rows = (
         select(
-            *names,
-            _view.min_policy_version,
+            run.c.name.label("run_name"),
+            buffer.c.name.label("buffer_name"),
+            task.c.task_name,
+            version,
             func.count().label("num_groups"),
-            total(_view.num_episodes, "num_episodes"),
-            total(_view.num_tokens, "num_tokens"),
-            func.avg(_view.reward_mean, type_=Double()).label("reward_mean"),
-            func.min(_view.reward_min).label("reward_min"),
-            func.max(_view.reward_max).label("reward_max"),
-            func.min(_view.created_at, type_=UtcDateTime()).label("first_put_at"),
-            func.max(_view.created_at, type_=UtcDateTime()).label("last_put_at"),
+            total(group.num_episodes, "num_episodes"),
+            total(group.num_tokens, "num_tokens"),
+            func.avg(group.reward_mean, type_=Double()).label("reward_mean"),
+            func.min(group.reward_min).label("reward_min"),
+            func.max(group.reward_max).label("reward_max"),
+            func.min(group.created_at, type_=UtcDateTime()).label("first_put_at"),
+            func.max(group.created_at, type_=UtcDateTime()).label("last_put_at"),
         )
-        .where(_view.run_name.in_(runs))
-        .group_by(*names, _view.min_policy_version)
-        .order_by(*map(bytewise, names), _view.min_policy_version)
-    )
-
-
-def select_episodes(buffer: str, group_id: int) -> Select[Any]:
-    """Select the episodes of a group."""
-    mine = (_episodes.buffer_name == buffer) & (_episodes.group_id == group_id)
-    return select(*_episodes).where(mine).order_by(_episodes.position)
-
-
-def select_texts(buffer: str, group_id: int, positions: Sequence[int]) -> Select[Any]:
-    """Select episodes of a group by position, with their stored texts."""
-    text = (
-        select(type_coerce(transcript.c.text, Text))
-        .where(
-            transcript.c.group_id == _episodes.group_id,
-            transcript.c.position == _episodes.position,
+        .join_from(task, buffer, buffer.c.id == task.c.buffer_id)
+        .join(
+            episode_group,
+            (group.buffer_id == task.c.buffer_id) & (group.task_name == task.c.task_name),
         )
-        .scalar_subquery()
+        .join(run, run.c.id == group.run_id)
+        .group_by(task.c.id, run.c.id, run.c.name, buffer.c.name, task.c.task_name, version)
     )
-    statement = select_episodes(buffer, group_id).add_columns(text.label("text"))
-    return statement.where(_episodes.position.in_(positions))
+    keys = task.c.id, run.c.id, func.coalesce(version, -1)
+    scan = Scan(rows, keys, task.c.id, DRAWS, run.c.name.in_(runs))
+    return scanned(url, Which(), lambda _: scan)
 
 
-def select_drawn(
-    buffer: str, *, step: int | None = None, run: str | None = None, draw: int | None = None
-) -> Select[Any]:
-    """Select the drawn groups of a buffer.
-
-    Args:
-        buffer: The buffer.
-        step: Only draws of this step.
-        run: Only draws of this run.
-        draw: Only the draw of this id.
-    """
-    statement = select(*_drawn).where(_drawn.buffer_name == buffer)
-    for column, value in ((_drawn.step, step), (_drawn.run_name, run), (_drawn.draw_id, draw)):
-        if value is not None:
-            statement = statement.where(column == value)
-    return statement.order_by(_drawn.draw_id, _drawn.position)
+def prompt(url: str | URL, name: str, uid: str, task_name: str | None) -> Rows:
+    """Return the outcomes of a prompt, one row per task: the view `prompt_overview`."""
+    return analysis.prompts(url, buffer=name, tasks=task_name, where=col.prompt_uid == uid)
 
 
-def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
-    """Return the groups of a query, read page by page.
+def episodes(
+    url: str | URL, name: str, group_id: int, positions: Sequence[int] | None = None
+) -> Rows:
+    """Return all episodes of a group, or those at some positions, with their stored texts."""
+    which = Which.of(name, where=col.id == group_id)
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        condition = which.condition(ids)
+        return scan_episodes(
+            condition if positions is None else condition & episode.c.position.in_(positions)
+        )
+
+    return scanned(url, which, scan)
+
+
+def drawn(
+    url: str | URL, name: str, *, step: int | None, run_name: str | None, draw_id: int | None
+) -> Rows:
+    """Return the groups of one draw of a buffer, or of the draws of a step."""
+    which = Which.of(name)
+    runs = None if run_name is None else [run_name]
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        found = scan_draws(draws_of(ids, runs, None, None))
+        if draw_id is not None:
+            return replace(found, of=draw.c.id == draw_id)
+        return replace(found, of=draw.c.buffer_id.in_(ids or ()) & (draw.c.step == step))
+
+    return scanned(url, which, scan)
+
+
+def groups(url: str | URL, name: str, query: GroupQuery) -> Rows:
+    """Return the groups of a query.
 
     Raises:
         InvalidInputError: The query searches for a text, which downloads do not support.
@@ -137,7 +135,7 @@ def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
         raise InvalidInputError("text", expected, repr(query.text[:100]))
     return analysis.groups(
         url,
-        buffer=buffer,
+        buffer=name,
         tasks=query.task or None,
         statuses=query.status or None,
         runs=query.run or None,
@@ -145,12 +143,12 @@ def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
     )
 
 
-def tokens(url: str | URL, buffer: str, group_id: int, position: int) -> analysis.Rows:
+def tokens(url: str | URL, name: str, group_id: int, position: int) -> Rows:
     """Return the tokens of an episode, one row per token."""
-    rows = analysis.tokens(url, buffer=buffer, where=col.id == group_id, per="token")
+    rows = analysis.tokens(url, buffer=name, where=col.id == group_id, per="token")
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in rows.reader():
             yield batch.filter(pc.equal(batch["position"], position))
 
-    return analysis.Rows(rows.schema, batches)
+    return Rows(rows.schema, batches)

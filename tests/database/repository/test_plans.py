@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -18,13 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 import replaydb as rdb
 from replaydb.analysis.decoded import scan_group_sizes, select_groups_with_names
 from replaydb.analysis.tables import (
+    draws_of,
     groups_of,
     scan_draws,
     scan_episodes,
     scan_groups,
+    scan_prompts,
     scan_runs,
-    select_end_of_prompts,
-    select_prompt_page,
 )
 from replaydb.database.filters.compiling import at_most_stale, checked
 from replaydb.database.filters.tag_lookups import lookups_in
@@ -985,11 +986,33 @@ async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> No
         assert not plan.scans & {"episode_group"}, plan.text
 
 
+async def test_analysis_of_few_rows_reads_only_their_windows(connection: AsyncConnection) -> None:
+    of_step = scan_draws(draws_of([1], None, None, None))
+    of_step = replace(of_step, of=(draw.c.buffer_id == 1) & (draw.c.step == 7))
+    for where in (group.id == 9, group.id.in_([7, 9]), group.id.between(7, 9) & (group.id < 9)):
+        for scan in (scan_groups, scan_episodes, scan_group_sizes):
+            few = scan(groups_of(eligible=checked(where))).within(checked(where))
+            for statement in (few.top, few.end_of_window(0, 9), few.page(0, 9, None, 8192)):
+                plan = await plan_of(connection, statement)
+                assert not plan.scans & {"episode_group", "episode"}, plan.text
+    plan = await plan_of(connection, of_step.end_of_window(0, 900))
+    assert "ix_draw_step" in plan.indexes, plan.text
+    plan = await plan_of(connection, of_step.page(0, 900, None, 8192))
+    assert not plan.scans & {"draw", "draw_group", "episode_group"}, plan.text
+
+
 async def test_prompts_are_read_by_their_index(connection: AsyncConnection) -> None:
     condition = groups_of(None, ["task-3"], None, None)
+    scan = scan_prompts(condition, 1)
+    only = scan.within(group.prompt_uid == "prompt-7")
     for statement in (
-        select_end_of_prompts(1, "prompt-1"),
-        select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
+        scan.top,
+        scan.end_of_window("prompt-1", "prompt-9"),
+        scan.page("prompt-1", "prompt-102", None, 8192),
+        scan.page("prompt-1", "prompt-102", ("prompt-100", "task-3"), 8192),
+        only.top,
+        only.end_of_window("", "prompt-7"),
+        only.page("", "prompt-7", None, 8192),
     ):
         plan = await plan_of(connection, statement)
         assert "ix_episode_group_prompt_uid" in plan.indexes, plan.text

@@ -124,8 +124,7 @@ async def _download_texts(request: Request, fields: Sequence[str]) -> Response:
     info = await info_of(buffer, number_of(request, "group"))
     infos = await buffer.episodes(info.id, limit=info.num_episodes)
     positions = [_find_info(info, infos, number_of(request, field)).position for field in fields]
-    statement = queries.select_texts(buffer.name, info.id, positions)
-    return await downloads.answer_query(request, statement)
+    return await downloads.answer(request, queries.episodes, buffer.name, info.id, positions)
 
 
 async def download_tokens(request: Request) -> Response:
@@ -135,10 +134,7 @@ async def download_tokens(request: Request) -> Response:
     position = loaded.info_of(number_of(request, "position")).position
     if loaded.content.problem is not None:
         raise InvalidInputError("group", "a group with readable tokens", loaded.content.problem)
-    url = request.app.state.url
-    return await downloads.answer(
-        request, lambda: queries.tokens(url, buffer.name, loaded.group.id, position)
-    )
+    return await downloads.answer(request, queries.tokens, buffer.name, loaded.group.id, position)
 
 
 async def load_episode(

@@ -151,10 +151,10 @@ async def group(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """Download the episodes of a group, as rows of `episode_overview`."""
+    """Download the episodes of a group with their texts, as rows of `episode_overview`."""
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "id"))
-    return await downloads.answer_query(request, queries.select_episodes(buffer.name, info.id))
+    return await downloads.answer(request, queries.episodes, buffer.name, info.id)
 
 
 async def load_group(

@@ -144,10 +144,8 @@ def _parse(params: QueryParams) -> tuple[GroupQuery, InvalidInputError | None]:
 
 async def download(request: Request) -> Response:
     """Download all groups of the query, as rows of `group_overview`."""
-    query, name = GroupQuery.of(request.query_params), (await buffer_of(request)).name
-    return await downloads.answer(
-        request, lambda: queries.groups(request.app.state.url, name, query)
-    )
+    query, buffer = GroupQuery.of(request.query_params), await buffer_of(request)
+    return await downloads.answer(request, queries.groups, buffer.name, query)
 
 
 async def condition(store: Store, query: GroupQuery) -> ColumnElement[bool] | None:

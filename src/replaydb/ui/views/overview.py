@@ -137,7 +137,7 @@ async def download(request: Request) -> Response:
     """Download the tasks of the buffer, or of all buffers, as rows of `task_overview`."""
     named = "buffer" in request.query_params
     name = (await buffer_of(request)).name if named else None
-    return await downloads.answer_query(request, queries.select_tasks(name))
+    return await downloads.answer(request, queries.tasks, name)
 
 
 async def live(request: Request) -> Response:

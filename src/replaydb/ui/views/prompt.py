@@ -123,8 +123,8 @@ async def download(request: Request) -> Response:
     """Download the outcomes of the prompt, as rows of `prompt_overview`."""
     buffer = await buffer_of(request)
     task = request.query_params.get("task") or None
-    statement = queries.select_prompt(buffer.name, text_of(request, "uid"), task)
-    return await downloads.answer_query(request, statement)
+    uid = text_of(request, "uid")
+    return await downloads.answer(request, queries.prompt, buffer.name, uid, task)
 
 
 def _solved(request: Request) -> float | None:

@@ -124,12 +124,11 @@ async def download_all(request: Request) -> Response:
     """Download totals of the stored groups of two runs, or the list of runs."""
     if request.query_params.get("a") and request.query_params.get("b"):
         return await _download_groups(request, ("a", "b"))
-    return await downloads.answer(request, lambda: analysis.runs(request.app.state.url))
+    return await downloads.answer(request, analysis.runs)
 
 
 async def _download_groups(request: Request, fields: Sequence[str]) -> Response:
-    statement = queries.select_run_groups(await _names(request, fields))
-    return await downloads.answer_query(request, statement)
+    return await downloads.answer(request, queries.run_totals, await _names(request, fields))
 
 
 async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:

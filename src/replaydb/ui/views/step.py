@@ -243,13 +243,14 @@ async def download(request: Request) -> Response:
     """Download the groups of a step or draw, as rows of `training_history`."""
     buffer = await buffer_of(request)
     draw = optional_number(request, "draw")
-    statement = queries.select_drawn(
+    return await downloads.answer(
+        request,
+        queries.drawn,
         buffer.name,
         step=number_of(request, "step") if draw is None else None,
-        run=_run(request),
-        draw=draw,
+        run_name=_run(request),
+        draw_id=draw,
     )
-    return await downloads.answer_query(request, statement)
 
 
 async def steps(request: Request) -> Response:
@@ -264,10 +265,8 @@ async def steps(request: Request) -> Response:
 
 async def download_all(request: Request) -> Response:
     """Download the groups of all draws of a buffer, as rows of `training_history`."""
-    name, run = (await buffer_of(request)).name, _run(request)
-    return await downloads.answer(
-        request, lambda: analysis.draws(request.app.state.url, buffer=name, runs=run)
-    )
+    buffer = await buffer_of(request)
+    return await downloads.answer(request, analysis.draws, buffer=buffer.name, runs=_run(request))
 
 
 async def load_step(
