@@ -45,7 +45,7 @@ from replaydb.database.postgresql.schema_changes import PostgresqlSchema
 from replaydb.database.postgresql.shortage import Shortage
 from replaydb.database.postgresql.signal import NoSignal, PostgresqlSignal
 from replaydb.database.runtime.loop_thread import LoopThread
-from replaydb.database.runtime.prepared import PIPELINE, execute
+from replaydb.database.runtime.prepared import PIPELINE, TOGETHER, execute
 from replaydb.database.runtime.protocol import Identified, LostRaceError, Pinned, T, Work
 from replaydb.database.runtime.signals import Signal
 from replaydb.database.runtime.writes import Pipeline, Write, fit_together
@@ -488,6 +488,7 @@ class PostgresqlBackend:
                 **({} if url.prepares else unnamed),
             },
             hide_parameters=True,
+            execution_options={TOGETHER: True},
             **options,
         )
         self._log.listen_to(engine)

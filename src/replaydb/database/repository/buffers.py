@@ -10,7 +10,13 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Insert, Select, Update, bindparam, func, insert, select, update
 
-from replaydb.database.runtime.prepared import execute, execute_many, inserted_id, prepared
+from replaydb.database.runtime.prepared import (
+    execute,
+    execute_many,
+    inserted_id,
+    prepared,
+    sends_together,
+)
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.buffer import (
@@ -151,7 +157,7 @@ def checked(rows: Sequence[Any], name: str) -> BufferRow:
 def begin_snapshot(connection: Connection, buffer_id: int) -> None:
     """Run a first statement of a transaction, which takes its snapshot."""
     # On a server, the check for lost commits may have taken it. SQLite's BEGIN does not.
-    if connection.dialect.name != "postgresql" or not connection.in_transaction():
+    if not sends_together(connection) or not connection.in_transaction():
         execute(connection, select_buffer(buffer_id))
 
 

@@ -16,7 +16,7 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.runtime.prepared import Bound, execute, prepared
+from replaydb.database.runtime.prepared import Bound, execute, prepared, sends_together
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.candidates import Partition, order_of, select_first
@@ -81,7 +81,11 @@ def put(
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
     positions = {uid: position for position, uid in enumerate(uids, 1)}
     early = [record for put in puts if not put.was_refused for record in put.records]
-    children = _children((positions[record.uid], record) for record in early)
+    children = (
+        _children((positions[record.uid], record) for record in early)
+        if sends_together(connection)
+        else []
+    )
     found, generated, has_children, taken_error = scope.backend.identify(
         connection, scope.buffer_id, uids, children=children
     )

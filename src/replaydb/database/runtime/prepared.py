@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Executable, covariant=True)
 #: Execution option of a connection: the `Pipeline` of its transaction.
 PIPELINE = "replaydb_pipeline"
+#: Execution option of an engine: statements take a round trip each, so several are sent together.
+TOGETHER = "replaydb_together"
 
 
 class Bound(NamedTuple, Generic[S]):
@@ -102,7 +104,7 @@ def execute(connection: Connection, statement: Executable | Bound[Any]) -> Seque
 def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[Any]:
     """Run a statement that locks rows, and return what it reads once it has the locks.
 
-    On PostgreSQL a statement reads the rows that it does not lock as they were before it waited for
+    On a server a statement reads the rows that it does not lock as they were before it waited for
     the others. Therefore it is run twice there, in one round trip. Its parameter `is_last`, also a
     column, is False the first time; it should return few rows then. The column `locked_ids` of its
     first row lists the rows that it has locked. If there are others the second time, for which it
@@ -113,7 +115,7 @@ def execute_locking(connection: Connection, statement: Bound[Any]) -> Sequence[A
         Bound(statement.statement, {**statement.values, "is_last": is_last})
         for is_last in (False, True)
     )
-    if connection.dialect.name != "postgresql":
+    if not sends_together(connection):
         return cast("Sequence[Any]", execute(connection, last))
     plan = _plan(statement.statement, tuple(last.values), connection.dialect)
     before: Sequence[Any]
@@ -153,6 +155,11 @@ def execute_many(
         plan.run(connection, rows[0])
     else:
         _run(connection, plan.sql, plan.parameters(rows), many=True)
+
+
+def sends_together(connection: Connection) -> bool:
+    """Whether a connection is to a server, so that several statements are sent together."""
+    return bool(connection.get_execution_options().get(TOGETHER))
 
 
 def inserted_id(connection: Connection, statement: Insert, values: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, and_, case, func, select
 from sqlalchemy.types import UserDefinedType
 
-from replaydb.database.runtime.prepared import Bound, execute, execute_locking
+from replaydb.database.runtime.prepared import Bound, execute, execute_locking, sends_together
 from replaydb.database.runtime.writes import Part, numbered, pipeline_of, renamed
 
 #: Number of the first of the later reads in a statement, after those of its writes.
@@ -25,7 +25,7 @@ def read_together(
     On PostgreSQL they are one statement, which reads one snapshot in one round trip. Its only row
     has an array of records for each of them.
     """
-    if connection.dialect.name != "postgresql" or len(reads) < 2:
+    if not sends_together(connection) or len(reads) < 2:
         return [execute(connection, read) for read in reads]
     statement, values = _together(_parts(reads)), _values(reads)
     [row] = execute(connection, Bound(statement, values))

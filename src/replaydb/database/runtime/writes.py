@@ -28,7 +28,13 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 from sqlalchemy.types import Integer, TypeEngine
 
-from replaydb.database.runtime.prepared import PIPELINE, Bound, execute, execute_many
+from replaydb.database.runtime.prepared import (
+    PIPELINE,
+    Bound,
+    execute,
+    execute_many,
+    sends_together,
+)
 
 #: More bytes are written one table after the other: an array would hold them in memory once more,
 #: and PostgreSQL limits one message to 1 GB.
@@ -188,9 +194,8 @@ def write_together(
         The result of `last`.
     """
     writes = [write for write in writes if not isinstance(write, Write) or write.rows]
-    is_server = connection.dialect.name == "postgresql"
     number = len(writes) + (last is not None)
-    if not is_server or number < 2 or not fit_together(writes):
+    if not sends_together(connection) or number < 2 or not fit_together(writes):
         for write in writes:
             if isinstance(write, Write):
                 execute_many(connection, write.statement, write.rows)
