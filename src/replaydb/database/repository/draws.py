@@ -53,6 +53,7 @@ from replaydb.database.statements.candidates import (
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.database.tables.schema import IS_IDLE, group
+from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 from replaydb.errors import NotEnoughGroupsError
@@ -265,11 +266,10 @@ class _Drawing:
         }
         if self.lease_id is None:
             return changed
-        version = row["comparable_version"]
         return changed | {
             "group_status": GroupStatus.LEASED.value,
             "leased_from": row["group_status"],
-            "staleness": None if version is None else self._buffer.row.policy_version - version,
+            "staleness": staleness_of(row["comparable_version"], self._buffer.row.policy_version),
         }
 
     def record(self, drawn: Drawn) -> int:

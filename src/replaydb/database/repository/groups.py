@@ -32,7 +32,7 @@ from replaydb.database.statements.statistics import select_by_status, select_tas
 from replaydb.database.tables.expressions import among, as_stored
 from replaydb.database.tables.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.tables.schema import episode, episode_group, group, transcript
-from replaydb.database.tables.staleness import current_staleness
+from replaydb.database.tables.staleness import current_staleness, staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
@@ -97,8 +97,8 @@ def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> B
 def _counters(facts: dict[str, Any], policy_version: int) -> TaskCounters:
     newest, oldest = facts.pop("max_version"), facts.pop("min_version")
     return TaskCounters(
-        freshest=None if newest is None else policy_version - newest,
-        stalest=None if oldest is None else policy_version - oldest,
+        freshest=staleness_of(newest, policy_version),
+        stalest=staleness_of(oldest, policy_version),
         **facts,
     )
 

@@ -29,6 +29,7 @@ from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import EpisodeRecord, reward_facts
 from replaydb.database.tables.schema import episode, group
+from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -278,16 +279,14 @@ def facts_of(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
     rewards = np.array([row.reward for row in rows if row.reward is not None], np.float64)
     known = all(row.min_policy_version is not None for row in rows)
     oldest = min(row.min_policy_version for row in rows) if known else None
-    comparable = staleness = None
-    if policy_version is not None and oldest is not None:
-        comparable, staleness = oldest, policy_version - oldest
+    comparable = None if policy_version is None else oldest
     return {
         "num_episodes": len(rows),
         "num_tokens": sum(row.num_tokens for row in rows),
         "min_policy_version": oldest,
         "max_policy_version": max(row.max_policy_version for row in rows) if known else None,
         "comparable_version": comparable,
-        "staleness": staleness,
+        "staleness": None if policy_version is None else staleness_of(oldest, policy_version),
         **reward_facts(rewards),
     }
 

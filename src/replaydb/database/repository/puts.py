@@ -32,6 +32,7 @@ from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import GroupRecord
 from replaydb.database.tables.schema import episode, episode_group, group, task
+from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import TopPriority
 from replaydb.errors import ConsumedGroupError, DatabaseError, DuplicateGroupError, ReplayDBError
@@ -434,7 +435,7 @@ class _Session:
             is_comparable &= of_run.lineage == self.buffer.row.policy_lineage
         if not is_comparable:
             oldest = None
-        staleness = None if oldest is None else self.buffer.row.policy_version - oldest
+        staleness = staleness_of(oldest, self.buffer.row.policy_version)
         status, reason = record.facts["group_status"], None
         too_stale = self.buffer.is_too_stale(record.task_name, staleness, span)
         if status in EXPIRING and too_stale:

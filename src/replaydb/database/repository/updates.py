@@ -20,6 +20,7 @@ from replaydb.database.statements.selections import EXPIRING, TOO_STALE
 from replaydb.database.tables.expressions import among, as_stored
 from replaydb.database.tables.records import is_gone
 from replaydb.database.tables.schema import episode_group, group
+from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -148,8 +149,7 @@ def _new_values(
     staleness = row.staleness
     attempts = 0 if status is GroupStatus.COMPLETED else row.attempts
     if status in EXPIRING:  # groups of other statuses did not age, so their staleness is old
-        oldest = row.comparable_version
-        staleness = None if oldest is None else buffer.row.policy_version - oldest
+        staleness = staleness_of(row.comparable_version, buffer.row.policy_version)
         if buffer.is_too_stale(row.task_name, staleness, row.version_span):
             status, reason = GroupStatus.EXPIRED, TOO_STALE
     values = {

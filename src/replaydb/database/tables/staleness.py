@@ -22,6 +22,11 @@ LIVE = tuple(
 IS_LIVE = group.group_status.in_([literal_column(repr(status)) for status in LIVE])
 
 
+def staleness_of(version: int | None, policy_version: int) -> int | None:
+    """Return by how much a policy version is behind that of its buffer; None if it is unknown."""
+    return None if version is None else policy_version - version
+
+
 def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
     """Return the staleness of a group in a buffer at this policy version."""
     return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
