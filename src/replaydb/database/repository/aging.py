@@ -37,7 +37,7 @@ from replaydb.database.statements.episode_group import SCALARS, update_staleness
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import comes_after
 from replaydb.database.tables.schema import IDLE, IS_IDLE, episode_group, group, task
-from replaydb.database.tables.staleness import IS_LIVE, LIVE
+from replaydb.database.tables.staleness import IS_LIVE, LIVE, staleness_of
 from replaydb.domain import checks
 
 #: Cost of the queries for one task, in groups.
@@ -239,7 +239,7 @@ def count_outdated(buffer_id: int, policy_version: int, by_newest: bool) -> Sele
 
     Groups that a step is still to update are not counted. Tasks without such groups are omitted.
     """
-    staleness = policy_version - group.comparable_version
+    staleness = staleness_of(group.comparable_version, policy_version)
     is_wrong = IS_LIVE & group.staleness.is_distinct_from(staleness) & task.c.aged_to.is_(None)
     newest = group.max_policy_version if by_newest else group.comparable_version
     # An unknown version is NULL, and its group does not expire.

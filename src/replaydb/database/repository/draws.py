@@ -247,8 +247,6 @@ class _Drawing:
             )
         elif only_rows:
             take(Stored(groups.facts(self._connection, buffer.id, ids)))
-        elif is_small:
-            take(groups.fetch_small(backend, self._connection, buffer.id, ids))
         else:
             take(groups.fetch(backend, self._connection, buffer.id, ids))
         self.settle()

@@ -14,7 +14,7 @@ from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
-from replaydb.database.runtime.prepared import Bound, execute, prepared, sends_together
+from replaydb.database.runtime.prepared import Bound, execute, prepared
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.reads import read_together
 from replaydb.database.runtime.writes import Write, postpone
@@ -205,15 +205,6 @@ def transcripts(connection: Connection, ids: Sequence[int]) -> Sequence[Facts]:
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
     """Return everything stored of groups, given their ids. Ids not in the buffer are omitted."""
     return stored(backend, connection, facts(connection, buffer_id, ids))
-
-
-def fetch_small(
-    backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]
-) -> Stored:
-    """Return the same as `fetch`. A server assembles it all in memory, for one round trip."""
-    if not sends_together(connection):
-        return fetch(backend, connection, buffer_id, ids)
-    return Stored.of(read_together(connection, select_stored(buffer_id, ids)))
 
 
 def select_stored(

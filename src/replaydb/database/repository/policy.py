@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Insert, Update, case, cast, insert, null, update
+from sqlalchemy import BigInteger, ColumnElement, Insert, Update, cast, insert, null, update
 
 from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
@@ -17,7 +17,7 @@ from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.episode_group import select_scalars
 from replaydb.database.statements.selections import comparable_runs, selection
 from replaydb.database.tables.schema import episode_group, group, policy_change
-from replaydb.database.tables.staleness import IS_LIVE
+from replaydb.database.tables.staleness import staleness_at
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 #: Groups updated in the transaction that advances the policy version.
@@ -161,8 +161,10 @@ def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[
     known = group.comparable_version.is_not(None)
 
     def related(version: ColumnElement[int]) -> dict[Any, Any]:
-        staleness = case((IS_LIVE, policy_version - version), else_=group.staleness)
-        return {group.comparable_version: version, group.staleness: staleness}
+        return {
+            group.comparable_version: version,
+            group.staleness: staleness_at(policy_version, version),
+        }
 
     return (
         update_groups(mine & changed, related(group.min_policy_version)),

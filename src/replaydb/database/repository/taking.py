@@ -20,6 +20,7 @@ from replaydb.database.runtime.writes import Write, postpone
 from replaydb.database.statements.candidates import Order
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import episode_group, group
+from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 
 _NOW = group.last_sampled_at.type
@@ -111,7 +112,7 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
     """Lease groups. This counts as a draw unless the groups are released unused."""
     values = {
         # The staleness of expired and failed groups has not been updated since they became so.
-        group.staleness: policy_version - group.comparable_version,
+        group.staleness: staleness_of(group.comparable_version, policy_version),
         group.leased_from: group.group_status,
         group.group_status: GroupStatus.LEASED.value,
         group.lease_id: lease,

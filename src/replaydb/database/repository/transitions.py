@@ -30,7 +30,7 @@ from replaydb.database.statements.payload import delete_payloads, delete_transcr
 from replaydb.database.statements.selections import of_tasks, selection
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
-from replaydb.database.tables.staleness import LIVE
+from replaydb.database.tables.staleness import LIVE, staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 
@@ -299,7 +299,7 @@ def expire_groups(ids: Any, reason: Any, policy_version: Any) -> Update:
     values = {
         group.group_status: GroupStatus.EXPIRED.value,
         group.status_reason: reason,
-        group.staleness: policy_version - group.comparable_version,
+        group.staleness: staleness_of(group.comparable_version, policy_version),
     }
     return update(episode_group).where(among(group.id, ids)).values(values)
 

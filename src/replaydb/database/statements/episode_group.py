@@ -11,7 +11,7 @@ from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.selections import selection
 from replaydb.database.tables.expressions import among, as_stored, total
 from replaydb.database.tables.schema import episode_group, group, run
-from replaydb.database.tables.staleness import IS_LIVE, current_staleness
+from replaydb.database.tables.staleness import IS_LIVE, current_staleness, staleness_of
 
 #: Columns of a group that scheduling uses.
 SCALARS = (
@@ -127,7 +127,7 @@ def update_each_group() -> Update:
 
 def update_staleness(policy_version: ColumnElement[int]) -> Update:
     """Update the staleness of all live groups for which it has changed."""
-    staleness = policy_version - group.comparable_version
+    staleness = staleness_of(group.comparable_version, policy_version)
     behind = IS_LIVE & group.staleness.is_distinct_from(staleness)
     return update(episode_group).where(behind).values({group.staleness: staleness})
 

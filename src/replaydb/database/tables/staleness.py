@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from sqlalchemy import ColumnElement, case, literal_column, select
 
@@ -22,14 +22,24 @@ LIVE = tuple(
 IS_LIVE = group.group_status.in_([literal_column(repr(status)) for status in LIVE])
 
 
-def staleness_of(version: int | None, policy_version: int) -> int | None:
+@overload
+def staleness_of(version: int | None, policy_version: int) -> int | None: ...
+
+
+@overload
+def staleness_of(version: ColumnElement[int], policy_version: Any) -> ColumnElement[int]: ...
+
+
+def staleness_of(version: Any, policy_version: Any) -> Any:
     """Return by how much a policy version is behind that of its buffer; None if it is unknown."""
     return None if version is None else policy_version - version
 
 
-def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
+def staleness_at(
+    policy_version: Any, version: ColumnElement[int] = group.comparable_version
+) -> ColumnElement[int]:
     """Return the staleness of a group in a buffer at this policy version."""
-    return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
+    return case((IS_LIVE, staleness_of(version, policy_version)), else_=group.staleness)
 
 
 def staleness_if_drawn(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
@@ -38,7 +48,7 @@ def staleness_if_drawn(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
     Args:
         buffer_id: As for `current_staleness`.
     """
-    return _version_of(buffer_id) - group.comparable_version
+    return staleness_of(group.comparable_version, _version_of(buffer_id))
 
 
 def current_staleness(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
