@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy
+from replaydb.database.repository import tasks as task_states
+from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.tables import schema
 from support.engines import postgresql_nightly
 from support.groups import group, groups
@@ -200,6 +202,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"where": sa.exists().where(schema.buffer.c.id == rdb.col.run_id)}, "where"),
     ({"where": rdb.col.id.in_(sa.select(schema.buffer.c.id))}, "where"),
 ]
+
+
+@pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()])
+async def test_only_tasks_of_the_drawn_groups_generate_keys(
+    buffer: Buffer, policy: SamplingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put([one for i in range(9) for one in groups(2, f"task-{i}")])
+    numbers: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        numbers.append(args[-1])
+        return exponentials(*args)
+
+    monkeypatch.setattr(task_states, "exponentials", counted)
+    await buffer.sample(2, policy)
+    assert sum(numbers) == 2
+    assert 0 not in numbers
 
 
 async def test_invalid_arguments(buffer: Buffer) -> None:

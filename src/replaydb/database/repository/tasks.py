@@ -113,6 +113,8 @@ class TaskState:
 
     def exponentials(self, settings: BufferSettings, count: int) -> NDArray[np.float64]:
         """Return the next `count` variates of this task's stream, float64 [count]."""
+        if not count:  # for each of many tasks from which a draw takes nothing
+            return np.zeros(0)
         variates, self.random_counter = exponentials(
             settings.seed, self.task_name, self.random_counter, count
         )
