@@ -175,9 +175,9 @@ class PostgresqlBackend:
             return reader
         return reader.execution_options(isolation_level="AUTOCOMMIT")
 
-    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run it in the thread of this backend, so that no lock waits for the caller's loop."""
-        return await self._thread.run(coroutine)
+        return self._thread.run(coroutine)
 
     def loop_time(self, time: float) -> float:
         """Convert a time of the caller's loop. That of the thread has the usual clock."""

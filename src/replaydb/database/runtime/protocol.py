@@ -103,7 +103,7 @@ class Backend(Protocol):
     def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
         """Return a reader on the same connections, for calls that run one statement on a server."""
 
-    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run a coroutine in the event loop in which all connections of this backend are used.
 
         If the caller is cancelled, the coroutine is cancelled, and has ended when this returns.
@@ -124,14 +124,14 @@ class Backend(Protocol):
             Exception: The connection is dead; `is_outage` is true for the error.
         """
 
-    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+    def run(self, connection: AsyncConnection, work: Work[T], end: float) -> Coroutine[Any, Any, T]:
         """Run work in the best thread for this engine.
 
         Raises:
             TimeoutError: It was not done by `end`, a time of the event loop.
         """
 
-    async def finish(
+    def finish(
         self,
         connection: AsyncConnection,
         work: Work[T],
@@ -140,7 +140,7 @@ class Backend(Protocol):
         *,
         unless: Callable[[T], bool] | None = None,
         committing: Callable[[], object] | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run work and commit, in one step. Do not commit if `unless` is true for the result.
 
         `committing` is called just before COMMIT. If it raises an error, nothing is stored.

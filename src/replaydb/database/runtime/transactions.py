@@ -354,10 +354,10 @@ class Database:
         """Whether another process opened it, before a fork."""
         return os.getpid() != self._process
 
-    async def _run(self, call: Coroutine[Any, Any, T]) -> T:
+    def _run(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run a call in the event loop of the backend. After closing, do not begin another one."""
         if self._open and not self.is_inherited:
-            return await self.backend.run_in_loop(call)
+            return self.backend.run_in_loop(call)
         call.close()
         if self._open:
             raise NotSupportedError(

@@ -130,9 +130,9 @@ class SqliteBackend:
         """Return the reader: a transaction costs little, and calls run several statements."""
         return reader
 
-    async def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run it in the caller's event loop: each connection has a thread for its transactions."""
-        return await coroutine
+        return coroutine
 
     def loop_time(self, time: float) -> float:
         """Return it unchanged: there is one loop."""
@@ -144,11 +144,11 @@ class SqliteBackend:
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Do nothing yet: BEGIN runs with the first statement."""
 
-    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+    def run(self, connection: AsyncConnection, work: Work[T], end: float) -> Coroutine[Any, Any, T]:
         """Run work in the thread of the connection: a hop costs more than most statements."""
-        return await _driver_of(connection).run(connection.run_sync(work), end)
+        return _driver_of(connection).run(connection.run_sync(work), end)
 
-    async def finish(
+    def finish(
         self,
         connection: AsyncConnection,
         work: Work[T],
@@ -157,7 +157,7 @@ class SqliteBackend:
         *,
         unless: Callable[[T], bool] | None = None,
         committing: Callable[[], object] | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run work and COMMIT in the thread of the connection."""
 
         def whole(connection: Connection) -> T:
@@ -168,7 +168,7 @@ class SqliteBackend:
                 connection.commit()
             return result
 
-        return await self.run(connection, whole, end)
+        return self.run(connection, whole, end)
 
     async def commit(
         self,
