@@ -8,6 +8,7 @@ import pytest
 
 from replaydb import Buffer, Store, operations
 from support.command import json_of, rows_of, run
+from support.engines import both_engines
 
 
 def test_history_is_pruned_with_remove(filled_url: str) -> None:
@@ -29,10 +30,17 @@ def test_history_is_pruned_with_remove(filled_url: str) -> None:
 
 
 def test_prune_requires_explicit_options(filled_url: str) -> None:
-    for words in (("--run", "first"), ("--status", "failed"), ("--draws-days", 1, "--status", "x")):
+    for words in (
+        ("--run", "first"),
+        ("--status", "failed"),
+        ("--where", "id > 1"),
+        ("--draws-days", 1, "--status", "x"),
+    ):
         assert run("prune", *words, url=filled_url).exit_code == 2
     refused = run("prune", "--draws-days", 1, "--status", "failed", url=filled_url)
     assert (refused.exit_code, "--groups-days" in refused.stderr) == (2, True)
+    refused = run("prune", "--draws-days", 1, "--where", "id > 1", url=filled_url)
+    assert (refused.exit_code, "required with --where" in refused.stderr) == (2, True)
     leased = run("prune", "--groups-days", 0, "--status", "leased", url=filled_url)
     assert (leased.exit_code, "other than 'leased'" in leased.stderr) == (1, True)
     for words in (("--groups-days", 0, "--buffer", "maths"), ("--draws-days", 0, "--run", "frist")):
@@ -55,6 +63,31 @@ def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
     assert len(json_of("groups", "list", "math", url=filled_url)) == 4
     missing = run(*words, "--yes", url=filled_url)
     assert (missing.exit_code, "uid-1" in missing.stderr) == (1, True)
+
+
+@both_engines
+def test_groups_are_deleted_by_expression(filled_url: str) -> None:
+    def left() -> list[str]:
+        return [one["group_uid"] for one in json_of("groups", "list", "math", url=filled_url)]
+
+    where = ("--where", "task_name == 'even' and reward_mean > 1.5")
+    unconfirmed = run("groups", "delete", "math", *where, url=filled_url)
+    assert (unconfirmed.exit_code, "2 groups, " in unconfirmed.output) == (1, True)
+    assert len(left()) == 6
+    named = run("groups", "delete", "math", "uid-1", "uid-4", *where, "--yes", url=filled_url)
+    assert named.output == "deleted 1 groups\n"
+    assert left() == [f"uid-{i}" for i in (5, 3, 2, 1, 0)]
+    assert run("groups", "delete", "math", *where, "--yes", url=filled_url).exit_code == 0
+    assert left() == [f"uid-{i}" for i in (5, 3, 1, 0)]
+    without = run("groups", "delete", "math", "--yes", url=filled_url)
+    assert (without.exit_code, "--where" in without.stderr) == (2, True)
+    pruned = run(
+        *("prune", "--groups-days", 0, "--status", "failed", "--status", "completed", "--remove"),
+        *("--where", "prompt_uid == 'p0'"),
+        url=filled_url,
+    )
+    assert "deleted: 2 groups" in pruned.output, (pruned.output, left())
+    assert left() == ["uid-5", "uid-3"]
 
 
 def test_listing_a_buffer_that_is_deleted_meanwhile_is_an_error(

@@ -33,6 +33,49 @@ def test_filters_and_sort_order(filled_url: str) -> None:
         assert [one["group_uid"] for one in listed] == [f"uid-{i}" for i in expected], options
 
 
+FILTERS = {
+    "reward_mean > 1.5 and task_name == 'even'": [4, 2],
+    'tags["level"] == "hard" or group_status == "failed"': [3, 1, 0],
+    "prompt_uid is not None and 0.5 < col.reward_mean <= 2.5": [2, 1],
+}
+
+
+@both_engines
+def test_expressions_select_groups(filled_url: str) -> None:
+    for where, expected in FILTERS.items():
+        listed = json_of("groups", "list", "math", "--where", where, url=filled_url)
+        assert [one["group_uid"] for one in listed] == [f"uid-{i}" for i in expected], where
+        both = ("--where", where, "--task", "even")
+        listed = json_of("groups", "list", "math", *both, url=filled_url)
+        uids = [f"uid-{i}" for i in expected if i % 2 == 0]
+        assert [one["group_uid"] for one in listed] == uids, where
+        ids = {
+            one["id"] for one in json_of("groups", "list", "math", "--where", where, url=filled_url)
+        }
+        episodes = json_of("episodes", "list", "math", "--where", where, url=filled_url)
+        assert {one["group_id"] for one in episodes} <= ids, where
+    assert episodes
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["groups list math", "groups delete math", "episodes list math", "export x", "prune"],
+)
+def test_invalid_expressions_are_usage_errors(sqlite_url: str, words: str) -> None:
+    days = ("--groups-days", 0) if words == "prune" else ()
+    for where, message in {
+        "reward_maen > 1": "did you mean reward_mean?, got 'reward_maen' at character 1",
+        "reward_mean > id.x": "at character",
+        "": "invalid syntax",
+        "id == 1 or " * 300 + "id == 1": "expected at most 2000 characters, got 3307",
+    }.items():
+        outcome = run(*words.split(), *days, "--where", where, url=sqlite_url)
+        assert (outcome.exit_code, outcome.stdout) == (2, ""), where
+        shown = " ".join(outcome.stderr.replace("│", " ").split())
+        assert "--where" in shown
+        assert message in shown
+
+
 def test_pages(filled_url: str) -> None:
     listed = [one["id"] for one in json_of("groups", "list", "math", url=filled_url)]
     order = ("--sort", "reward_mean", "--limit", "4")

@@ -343,6 +343,9 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
         result = run("export", tmp_path / "none", named, "cod", url=url)
         assert (result.exit_code, "cod" in result.stderr) == (1, True)
     assert not (tmp_path / "none").exists()
+    wanted = ("--buffer", "code", "--where", "group_uid == 'code-0'")
+    some = run("export", tmp_path / "some", *wanted, url=url)
+    assert some.stdout.startswith("1 groups, 2 episodes in 1 files")
     lines = run("export", tmp_path / "lines", "--task", "code", "--status", "completed", "--run",
                 "test", "--jsonl", "--skip-damaged", url=url)  # fmt: skip
     assert lines.exit_code == 0, lines.output

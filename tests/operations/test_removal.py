@@ -227,9 +227,9 @@ async def test_waiting_for_groups_of_a_deleted_buffer_raises(
     checked = asyncio.Event()
     may_suffice = theirs._may_suffice
 
-    async def check(*arguments: Any) -> bool:
+    async def check(*arguments: Any, **options: Any) -> bool:
         checked.set()
-        return await may_suffice(*arguments)
+        return await may_suffice(*arguments, **options)
 
     monkeypatch.setattr(theirs, "_may_suffice", check)
     waiting = asyncio.create_task(theirs.sample(1, timeout=None))
@@ -401,13 +401,14 @@ async def test_invalid_arguments_are_refused(store: Store) -> None:
         {"min_age": "day"},
         {"names": [3]},
         {"runs": 3},
+        {"where": "reward_mean > 1"},
         {"dry_run": "no"},
         {"progress": 3},
     ]
     for given in wrong:
         with pytest.raises(rdb.InvalidInputError, match=next(iter(given))):
             await operations.prune_groups(store, **given)
-        if "statuses" not in given:
+        if not given.keys() & {"statuses", "where"}:
             with pytest.raises(rdb.InvalidInputError, match=next(iter(given))):
                 await operations.prune_draws(store, **given)
     with pytest.raises(rdb.UnknownBufferError):

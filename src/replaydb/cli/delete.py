@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,32 +10,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaydb.cli.console import BufferName, Url, Yes, progress, with_buffer, with_store
-from replaydb.cli.selecting import info_of
+from replaydb.cli.selecting import Where, condition, info_of
+from replaydb.database.filters.group_columns import col
 from replaydb.util.display import human_size, printable
 
 if TYPE_CHECKING:
-    from replaydb import Buffer, GroupInfo
+    from sqlalchemy import ColumnElement
+
+    from replaydb import Buffer
     from replaydb.operations import Removal
+
+#: Number of groups that are read at once.
+PAGE = 1000
 
 
 def groups(
     url: Url,
     buffer: BufferName,
-    group: Annotated[list[str], typer.Argument(help="Ids or uids of the groups.")],
+    group: Annotated[
+        list[str] | None, typer.Argument(help="Ids or uids of the groups; none with --where: all.")
+    ] = None,
+    where: Where = None,
     yes: Yes = False,
 ) -> None:
     """Delete groups of any status, with their episodes and payloads."""
+    wanted = condition(where)
+    if wanted is None and not group:
+        raise typer.BadParameter("one of these is required", param_hint="GROUP, --where")
 
-    async def find(opened: Buffer) -> list[GroupInfo]:
-        named = [await info_of(opened, name) for name in group]
-        return list({info.id: info for info in named}.values())
+    async def find(opened: Buffer) -> tuple[ColumnElement[bool] | None, Counter[str]]:
+        ids = [(await info_of(opened, name)).id for name in group or ()]
+        which = condition(None, None, None, wanted, col.id.in_(ids) if group else None)
+        total: Counter[str] = Counter()
+        page = await opened.find(where=which, limit=PAGE)
+        while page:
+            total["groups"] += len(page)
+            total["bytes"] += sum(info.num_bytes for info in page)
+            total["leased"] += sum(info.lease_id is not None for info in page)
+            page = await opened.find(where=which, limit=PAGE, after=page[-1])
+        return which, total
 
-    found = with_buffer(url, buffer, find)
-    leased = sum(info.lease_id is not None for info in found)
-    shown = f"{len(found)} groups, {human_size(sum(info.num_bytes for info in found))}"
+    which, total = with_buffer(url, buffer, find)
+    shown = f"{total['groups']} groups, {human_size(total['bytes'])}"
+    leased = total["leased"]
     _confirm(f"{shown}{f'; {leased} of them are leased or claimed' if leased else ''}", yes)
-    ids = [info.id for info in found]
-    number = with_buffer(url, buffer, lambda opened: opened.delete(ids), write=True)
+    number = with_buffer(url, buffer, lambda opened: opened.delete(where=which), write=True)
     typer.echo(f"deleted {number} groups")
 
 

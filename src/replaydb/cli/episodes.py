@@ -36,6 +36,7 @@ from replaydb.cli.selecting import (
     Statuses,
     TagValues,
     Tasks,
+    Where,
     condition,
     info_of,
     ordered,
@@ -73,6 +74,7 @@ def list_(
     min_reward: MinEpisodeReward = None,
     max_reward: MaxEpisodeReward = None,
     tag: TagValues = None,
+    where: Where = None,
     sort: Sort = "id",
     ascending: Ascending = False,
     limit: Limit = DEFAULT_LIMIT,
@@ -84,13 +86,14 @@ def list_(
     --sort and --after apply to groups, --min-reward and --max-reward to episodes. All matching
     episodes of the last group are listed, so there may be more than --limit rows.
     """
-    where = condition(
+    wanted = condition(
+        where,
         prompt,
         tag,
         None if min_reward is None else col.reward_max >= min_reward,
         None if max_reward is None else col.reward_min <= max_reward,
     )
-    which = Selection(task, status, run, where, ordered(sort, ascending), after)
+    which = Selection(task, status, run, wanted, ordered(sort, ascending), after)
 
     def is_wanted(one: Episode) -> bool:
         if min_reward is max_reward is None:

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from replaydb.cli.console import Url, progress, with_store
-from replaydb.cli.selecting import Buffers, Runs, Statuses, Tasks, check_known
+from replaydb.cli.selecting import (
+    Buffers,
+    Runs,
+    Statuses,
+    Tasks,
+    Where,
+    check_known,
+    condition,
+)
 from replaydb.util.display import human_size, printable
 
 
@@ -20,6 +28,7 @@ def export(
     task: Tasks = None,
     status: Statuses = None,
     run: Runs = None,
+    where: Where = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Write JSON Lines instead of Parquet.")
     ] = False,
@@ -33,6 +42,7 @@ def export(
     """Export groups and tokens to Parquet or JSON Lines files. Rerun to resume."""
     from replaydb.exchange import export_groups
 
+    wanted = condition(where)
     with_store(url, lambda store: check_known(store, buffer, tasks=task, runs=run))
     with progress("groups") as bar:
         report = export_groups(
@@ -42,6 +52,7 @@ def export(
             tasks=task,
             statuses=status,
             runs=run,
+            where=wanted,
             format="jsonl" if jsonl else "parquet",
             damaged="skip" if skip_damaged else "raise",
             progress=bar,

@@ -34,6 +34,7 @@ from replaydb.cli.selecting import (
     Statuses,
     TagValues,
     Tasks,
+    Where,
     condition,
     info_of,
     ordered,
@@ -63,6 +64,7 @@ def list_(
     min_reward: MinReward = None,
     max_reward: MaxReward = None,
     tag: TagValues = None,
+    where: Where = None,
     sort: Sort = "id",
     ascending: Ascending = False,
     limit: Limit = DEFAULT_LIMIT,
@@ -70,13 +72,14 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List groups, newest first by default. Rewards are means over the episodes of a group."""
-    where = condition(
+    wanted = condition(
+        where,
         prompt,
         tag,
         None if min_reward is None else col.reward_mean >= min_reward,
         None if max_reward is None else col.reward_mean <= max_reward,
     )
-    which = Selection(task, status, run, where, ordered(sort, ascending), after)
+    which = Selection(task, status, run, wanted, ordered(sort, ascending), after)
     found = with_known(
         url, buffer, lambda buffer: which.page(buffer, limit + 1), tasks=task, runs=run
     )

@@ -8,7 +8,14 @@ import typer
 
 from replaydb.cli.console import Url, console, finite, progress, with_store
 from replaydb.cli.delete import described
-from replaydb.cli.selecting import Buffers, Runs, Statuses, check_known
+from replaydb.cli.selecting import (
+    Buffers,
+    Runs,
+    Statuses,
+    Where,
+    check_known,
+    condition,
+)
 from replaydb.domain.episodes import GroupStatus
 from replaydb.util.display import human_size, printable
 
@@ -32,6 +39,7 @@ def prune(
         ),
     ] = None,
     status: Statuses = None,
+    where: Where = None,
     draws_days: Annotated[
         float | None,
         typer.Option(
@@ -58,15 +66,17 @@ def prune(
     unless --remove is given.
     """
     if groups_days is None and draws_days is None:
-        if status or buffer or run:
+        if status or buffer or run or where is not None:
             raise typer.BadParameter(
-                "--status, --buffer and --run require one of these",
+                "--status, --where, --buffer and --run require one of these",
                 param_hint="--groups-days, --draws-days",
             )
         _prune_packs(url, remove=remove, min_hours=min_hours)
         return
-    if status and groups_days is None:
-        raise typer.BadParameter("required with --status", param_hint="--groups-days")
+    if (status or where is not None) and groups_days is None:
+        option = "--status" if status else "--where"
+        raise typer.BadParameter(f"required with {option}", param_hint="--groups-days")
+    wanted = condition(where)
 
     async def work(store: Store, dry_run: bool, show: Progress | None) -> list[Removal]:
         from replaydb.operations import prune_draws, prune_groups
@@ -82,7 +92,9 @@ def prune(
         if groups_days is not None:
             age = DAY_SECONDS * groups_days or None
             which = status or [GroupStatus.ARCHIVED]
-            done.append(await prune_groups(store, statuses=which, min_age=age, **common))
+            done.append(
+                await prune_groups(store, statuses=which, min_age=age, where=wanted, **common)
+            )
         if draws_days is not None:
             age = DAY_SECONDS * draws_days or None
             done.append(await prune_draws(store, min_age=age, **common))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,6 +13,7 @@ import typer
 from replaydb.buffer import requests
 from replaydb.cli.console import finite, with_store
 from replaydb.database.filters.group_columns import COLUMNS, col
+from replaydb.database.filters.parsing import parsed
 from replaydb.domain.checks import INT64
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, UnknownGroupError
@@ -39,6 +40,14 @@ Statuses = Annotated[
     list[GroupStatus] | None, typer.Option("--status", help="Filter by status (repeatable).")
 ]
 Runs = Annotated[list[str] | None, typer.Option("--run", help="Filter by run (repeatable).")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILTER",
+        help="Filter by an expression over columns, as in the web UI:"
+        ' \'reward_mean > 0.5 and tags["level"] == "hard"\'.',
+    ),
+]
 PromptUid = Annotated[str | None, typer.Option("--prompt", help="Filter by prompt uid.")]
 MinReward = Annotated[
     float | None, typer.Option(callback=finite, help="Minimum mean reward of a group.")
@@ -170,26 +179,31 @@ def in_order(rows: Sequence[T], name: str, *, ascending: bool) -> list[T]:
 
 
 def condition(
-    prompt: str | None, tag_values: Sequence[str] | None, *more: ColumnElement[bool] | None
+    where: str | None,
+    prompt: str | None = None,
+    tag_values: Sequence[str] | None = None,
+    *more: ColumnElement[bool] | None,
 ) -> ColumnElement[bool] | None:
-    """Combine the conditions of `--prompt`, `--tag` and other options.
+    """Combine the conditions of `--where`, `--prompt`, `--tag` and other options.
 
     Raises:
-        BadParameter: A tag has no name or no value.
+        BadParameter: The filter is invalid, or a tag has no name or no value.
     """
     given = [one for one in more if one is not None]
+    if where is not None:
+        given.append(_valid(lambda: parsed(where).where, "--where"))
     if prompt is not None:
         given.append(col.prompt_uid == prompt)
-    given += [_tagged(text) for text in tag_values or ()]
+    given += [_valid(partial(requests.tagged, text), "--tag") for text in tag_values or ()]
     return reduce(and_, given) if given else None
 
 
-def _tagged(text: str) -> ColumnElement[bool]:
+def _valid(parse: Callable[[], ColumnElement[bool]], option: str) -> ColumnElement[bool]:
     try:
-        return requests.tagged(text)
+        return parse()
     except InvalidInputError as error:
         reason = f"expected {error.expected}, got {error.actual}"
-        raise typer.BadParameter(reason, param_hint="--tag") from None
+        raise typer.BadParameter(reason, param_hint=option) from None
 
 
 async def info_of(buffer: Buffer, name: str) -> GroupInfo:

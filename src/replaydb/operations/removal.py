@@ -66,10 +66,11 @@ async def prune_groups(
     statuses: str | Iterable[str] = GroupStatus.ARCHIVED,
     min_age: float | None = None,
     runs: str | Iterable[str] | None = None,
+    where: ColumnElement[bool] | None = None,
     dry_run: bool = True,
     progress: Progress | None = None,
 ) -> Removal:
-    """Delete groups by status, age and run.
+    """Delete groups by status, age, run and other conditions.
 
     Works in short transactions, between which other processes can write. Leased groups and claimed
     pending groups are kept. If interrupted, call it again to delete the rest.
@@ -80,6 +81,7 @@ async def prune_groups(
         statuses: Statuses of the groups to delete, archived by default. "leased" is not allowed.
         min_age: Only groups put more than this many seconds ago.
         runs: Only groups that these runs put.
+        where: Only groups that meet this condition over `replaydb.col`.
         dry_run: Count the groups without deleting them (default).
         progress: Called after each step with the number of groups deleted and found so far.
 
@@ -96,17 +98,19 @@ async def prune_groups(
     age = checks.optional(checks.duration, "min_age", min_age)
     of_runs = checks.names("runs", runs)
     dry_run = checks.flag("dry_run", dry_run)
+    eligible = compiling.checked(where)
     task = _Deletion(store, dry_run, progress)
     before = await task.time_before(age)
-    where = compiling.all_of(
+    which = compiling.all_of(
         (
             None if before is None else group.created_at < before,
             None if of_runs is None else compiling.of_runs(sorted(of_runs)),
+            eligible,
             WITHOUT_LEASE,
         )
     )
     for row in await task.rows(checks.names("names", names)):
-        await task.delete_groups(row, Selection(row.id, statuses=wanted, where=where))
+        await task.delete_groups(row, Selection(row.id, statuses=wanted, where=which))
     return task.done
 
 
