@@ -29,6 +29,7 @@ from replaydb.database.tables.records import Facts, Stored, from_rows
 from replaydb.database.tables.schema import buffer, episode_group, group, run
 from replaydb.domain import checks
 from replaydb.errors import CorruptPayloadError
+from replaydb.util.chunks import chunks
 
 Per: TypeAlias = Literal["episode", "token"]
 
@@ -135,25 +136,22 @@ def episode_rows(
 
 def _chunks(source: Source, scan: Scan, exclude: NDArray[np.int64] | None) -> Iterator[list[int]]:
     """Yield the ids of groups that are read at once."""
-    ids: list[int] = []
-    size = 0
-    for rows in source.pages(scan):
-        found = np.array([row[0] for row in rows], np.int64)
-        is_new = np.ones(len(rows), np.bool_) if exclude is None else ~_are_in(found, exclude)
-        for group_id, num_bytes, num_tokens, *_ in compress(rows, is_new):
-            own = max(_size(num_bytes), TOKEN_BYTES * _size(num_tokens))
-            if ids and (size + own > CHUNK_BYTES or len(ids) == CHUNK_GROUPS):
-                yield ids
-                ids, size = [], 0
-            ids.append(group_id)
-            size += own
-    if ids:
-        yield ids
+    found = (row for rows in source.pages(scan) for row in _new(rows, exclude))
+    for rows in chunks(
+        found,
+        lambda row: max(_size(row.num_bytes), TOKEN_BYTES * _size(row.num_tokens)),
+        CHUNK_BYTES,
+        length=CHUNK_GROUPS,
+    ):
+        yield [row.id for row in rows]
 
 
-def _are_in(ids: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which ids are in a sorted array."""
-    return np.searchsorted(ascending, ids, "right") > np.searchsorted(ascending, ids)
+def _new(rows: Sequence[Any], exclude: NDArray[np.int64] | None) -> Iterable[Any]:
+    """Return the rows whose ids are not in a sorted array."""
+    if exclude is None:
+        return rows
+    ids = np.array([row.id for row in rows], np.int64)
+    return compress(rows, np.searchsorted(exclude, ids, "right") == np.searchsorted(exclude, ids))
 
 
 def _size(value: Any) -> int:

@@ -19,6 +19,7 @@ from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import FlatEpisodes, flatten
 from replaydb.errors import NotSupportedError
 from replaydb.util import escapes
+from replaydb.util.chunks import chunks
 
 #: Approximate size of the rows of a batch; a single row may be larger.
 BATCH_BYTES = 64 << 20
@@ -196,22 +197,13 @@ class DecodedGroup:
 
 
 def in_batches(groups: Iterable[DecodedGroup]) -> Iterator[list[DecodedGroup]]:
-    """Yield the rows of each batch.
+    """Return the rows of each batch.
 
     Raises:
         NotSupportedError: A value is larger than a column can be.
     """
-    several: list[DecodedGroup] = []
-    size = 0
-    for group in groups:
-        for one in group.split():
-            if several and size + one.num_bytes > BATCH_BYTES:
-                yield several
-                several, size = [], 0
-            several.append(one)
-            size += one.num_bytes
-    if several:
-        yield several
+    rows = (one for group in groups for one in group.split())
+    return chunks(rows, lambda one: one.num_bytes, BATCH_BYTES)
 
 
 def _num_bytes(arrays: Mapping[str, Array]) -> int:

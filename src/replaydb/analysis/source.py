@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Select, select
@@ -19,6 +18,7 @@ from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allow
 from replaydb.database.statements.scans import Scan
 from replaydb.database.tables.records import Stored
 from replaydb.database.tables.schema import buffer
+from replaydb.util.chunks import chunks
 
 T = TypeVar("T")
 
@@ -117,10 +117,8 @@ async def _opened(url: str | URL) -> Database:
 
 def fitting(sizes: Sequence[int]) -> int:
     """Return how many rows of these sizes are read at once; `PAGE` if all are."""
-    for number, size in enumerate(accumulate(sizes)):
-        if size > PAGE_BYTES:
-            return max(1, number)
-    return PAGE
+    number = len(next(chunks(sizes, int, PAGE_BYTES), ()))
+    return PAGE if number == len(sizes) else number
 
 
 def _value(connection: Connection, statement: Any) -> Any:

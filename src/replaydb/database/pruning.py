@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
@@ -25,6 +24,7 @@ from replaydb.database.runtime.transactions import Database
 from replaydb.domain.results import PruneReport
 from replaydb.packs import Listed, PackDamage, PayloadStore, Range
 from replaydb.util.cancellation import run_to_completion
+from replaydb.util.chunks import chunks
 
 T = TypeVar("T")
 
@@ -159,10 +159,7 @@ class Pruning:
         """Copy the live parts of a pack. Returns False if one is damaged."""
         members = await self._read(lambda connection: packs.members(connection, pack_id))
         copied = 0
-        while members:
-            sizes = accumulate(one.pack_length for one in members)
-            number = max(1, sum(size <= COPY_BYTES for size in sizes))
-            several, members = members[:number], members[number:]
+        for several in chunks(members, lambda one: one.pack_length, COPY_BYTES):
             ranges = [
                 Range(name, one.pack_offset, one.pack_length, one.checksum) for one in several
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import NAMES, names_of, rows_of
 from replaydb.exchange.manifest import NAME, Manifest, Part
 from replaydb.exchange.regrouping import SORTED, Incoming, groups_in
+from replaydb.util.chunks import chunks
 from replaydb.util.progress import Progress, no_progress
 
 #: Maximum number of groups and tokens of a put; a single group may have more tokens.
@@ -199,14 +200,7 @@ def _is_old(one: Incoming, latest: Latest) -> bool:
 def _batches(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
     """Yield groups of one buffer and run that are put in one call."""
     for _, mine in groupby(several, key=lambda one: (one.buffer, one.run)):
-        while chunk := list(islice(mine, PUT_GROUPS)):
-            start = tokens = 0
-            for i, one in enumerate(chunk):
-                if i > start and tokens + one.group.num_tokens > PUT_TOKENS:
-                    yield chunk[start:i]
-                    start, tokens = i, 0
-                tokens += one.group.num_tokens
-            yield chunk[start:]
+        yield from chunks(mine, lambda one: one.group.num_tokens, PUT_TOKENS, length=PUT_GROUPS)
 
 
 class _Stores:

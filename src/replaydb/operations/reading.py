@@ -17,6 +17,7 @@ from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.transactions import Database, allowance, end_in
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.database.tables.schema import payload
+from replaydb.util.chunks import chunks
 
 #: Bytes of payloads in memory at once, unless a single one is larger.
 BATCH_BYTES: Final = 16 << 20
@@ -56,17 +57,8 @@ class Fetched:
 
 
 def batches(found: Iterable[Values]) -> Iterator[list[Part]]:
-    """Yield payloads by group id, in batches of up to `BATCH_BYTES`."""
-    batch: list[Part] = []
-    size = 0
-    for part in sorted(Part(*row) for row in found):
-        if batch and size + (part.length or 0) > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(part)
-        size += part.length or 0
-    if batch:
-        yield batch
+    """Return payloads by group id, in batches of up to `BATCH_BYTES`."""
+    return chunks(sorted(Part(*row) for row in found), lambda part: part.length or 0, BATCH_BYTES)
 
 
 async def fetch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allow
 from replaydb.database.tables.records import decoded
 from replaydb.domain.episodes import GroupStatus
 from replaydb.operations.reading import BATCH_BYTES, PAGE
+from replaydb.util.chunks import chunks
 
 T = TypeVar("T")
 
@@ -45,8 +46,9 @@ async def intact_groups(
         return [(row, damage.failed(connection, row.id)) for row in every_buffer(connection)]
 
     for buffer, found in await database.read(work, end=end_in(BULK_SECONDS)):
-        for ids in _batches(found):
-            end = end_in(allowance(sum(found[one].num_bytes for one in ids)))
+        for some in chunks(found.items(), lambda one: one[1].num_bytes, BATCH_BYTES, length=PAGE):
+            ids = [group_id for group_id, _ in some]
+            end = end_in(allowance(sum(one.num_bytes for _, one in some)))
             fetch = partial(groups.fetch, database.backend, buffer_id=buffer.id, ids=ids)
             stored = await database.read(fetch, end=end)
             sound = (await decoded(await payloads.read(stored, end))).groups
@@ -107,16 +109,3 @@ async def _change(database: Database, row: BufferRow, change: Callable[[LockedBu
             return change(buffer)
 
     return await database.write(work, end=end_in(BULK_SECONDS))
-
-
-def _batches(found: Mapping[int, Failed]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    size = 0
-    for group_id, one in found.items():
-        if batch and (size + one.num_bytes > BATCH_BYTES or len(batch) == PAGE):
-            yield batch
-            batch, size = [], 0
-        batch.append(group_id)
-        size += one.num_bytes
-    if batch:
-        yield batch
