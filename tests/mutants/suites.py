@@ -86,6 +86,7 @@ _SUITES = {
     "database/": _suite("database/test_statements.py database/test_filters.py", _CALLS),
     "database/copying": _suite("operations/test_copy.py"),
     "database/filters/": _suite("database/test_filters.py", _CALLS),
+    "database/filters/parsing": _suite("database/test_filter_texts.py", "ui"),
     "database/runtime/group_commit": _suite("database/test_group_commit.py", "buffer/putting"),
     "database/migrations": _suite("database/migrations", engine=BOTH),
     "database/payloads": _suite(

@@ -1,4 +1,4 @@
-"""Engines: the differences between SQLite and PostgreSQL, behind one protocol."""
+"""The choice of the engine by the URL."""
 
 from __future__ import annotations
 

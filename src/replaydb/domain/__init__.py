@@ -1,1 +1,1 @@
-"""The domain: episodes, policies, settings, results and errors; knows no database."""
+"""The domain: episodes, policies, settings, results and checks; knows no database."""

@@ -58,7 +58,7 @@ class GroupQuery:
         prompt: Match the `prompt_uid`.
         bounds: Bounds of numbers, by the name of their query parameter.
         tag: Match all of these tags, each as NAME=VALUE.
-        where: A filter as text: see `expressions`.
+        where: A filter as text: see `database.filters.parsing`.
         text: Match groups with a completion that contains this text.
         sort: The column to sort by.
         ascending: Whether to sort in ascending order.

@@ -1,4 +1,4 @@
-"""Parsing of filters: the `where=` expressions that callers write over `replaydb.col`.
+"""Recompilation of filters: the `where=` expressions that callers write over `replaydb.col`.
 
 A filter is rebuilt from an allow-list: columns of the group, constants of a few types, and the
 operators and functions below. Only the rebuilt expression reaches the database. Everything else
@@ -76,7 +76,7 @@ def checked(where: Any) -> ColumnElement[bool] | None:
         return None
     if not isinstance(where, ColumnElement):
         refused(_EXPECTED, repr(where))
-    return _Reader().condition(where)
+    return _Compiler().condition(where)
 
 
 def at_most_stale(limit: int) -> ColumnElement[bool]:
@@ -104,8 +104,8 @@ def _known_column(element: Column[Any]) -> Column[Any] | None:
     return column if element is column or is_copy else None
 
 
-class _Reader:
-    """Parses one filter. Elements of a type without a method here are refused."""
+class _Compiler:
+    """Rebuilds one filter. Elements of a type without a method here are refused."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -306,21 +306,21 @@ def _or_any(value: Term, bound: int) -> ColumnElement[int]:
 
 #: Parsers of the nodes of a filter, by exact type: an instance of a subclass may compile to
 #: anything.
-_READERS: dict[type, Callable[[_Reader, Any], Part]] = {
-    Column: _Reader._column,
-    BindParameter: _Reader._constant,
-    elements.Null: _Reader._null,
-    elements.True_: _Reader._true,
-    elements.False_: _Reader._false,
-    elements.Grouping: _Reader._grouping,
-    elements.BooleanClauseList: _Reader._boolean_list,
-    elements.ExpressionClauseList: _Reader._chain,
-    elements.UnaryExpression: _Reader._unary,
-    elements.AsBoolean: _Reader._unary,
-    elements.BinaryExpression: _Reader._binary,
-    Case: _Reader._case,
-    functions.Function: _Reader._function,
-    functions.coalesce: _Reader._function,
+_READERS: dict[type, Callable[[_Compiler, Any], Part]] = {
+    Column: _Compiler._column,
+    BindParameter: _Compiler._constant,
+    elements.Null: _Compiler._null,
+    elements.True_: _Compiler._true,
+    elements.False_: _Compiler._false,
+    elements.Grouping: _Compiler._grouping,
+    elements.BooleanClauseList: _Compiler._boolean_list,
+    elements.ExpressionClauseList: _Compiler._chain,
+    elements.UnaryExpression: _Compiler._unary,
+    elements.AsBoolean: _Compiler._unary,
+    elements.BinaryExpression: _Compiler._binary,
+    Case: _Compiler._case,
+    functions.Function: _Compiler._function,
+    functions.coalesce: _Compiler._function,
 }
 _COMPARISONS: frozenset[Operator] = frozenset({
     operators.eq, operators.ne, operators.lt, operators.le, operators.gt, operators.ge,

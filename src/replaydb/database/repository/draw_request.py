@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
+from replaydb.database.statements.candidates import order_of
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.domain.episodes import GroupStatus
-from replaydb.domain.policies import Prioritized, SimplePolicy, Uniform
+from replaydb.domain.policies import SimplePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Quota:
     @property
     def is_ordered(self) -> bool:
         """Whether groups are taken in the order of a column, not at random."""
-        return not isinstance(self.policy, Uniform | Prioritized)
+        return order_of(self.policy).clock is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""SQL expressions that compile differently per engine: `sqlite_sql.py` and `postgresql_sql.py`."""
+"""SQL expressions that compile differently per engine: `sqlite/sql.py`, `postgresql/sql.py`."""
 
 from __future__ import annotations
 
