@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from replaydb import Buffer, Store
 from replaydb.domain.settings import OnAck
 from support.groups import groups, long_group
+from support.watching import recorded
 
 #: The second and the last are checks for lost commits, and the proof of a commit.
 _OVERHEAD = (
@@ -22,25 +21,9 @@ _OVERHEAD = (
 )
 
 
-@contextmanager
-def counted_statements(store: Store) -> Iterator[list[str]]:
-    """Count the statements of this store."""
-    statements: list[str] = []
-
-    def count(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        statements.append(sql)
-
-    engines = [store._database._writer.sync_engine, store._database._reader.sync_engine]
-    for engine in engines:
-        event.listen(engine, "before_cursor_execute", count)
-    yield statements
-    for engine in engines:
-        event.remove(engine, "before_cursor_execute", count)
-
-
 async def number(store: Store, call: Awaitable[object]) -> int:
     """Return the number of statements of a call, without server time, settings and proofs alone."""
-    with counted_statements(store) as statements:
+    with recorded(store) as statements:
         await call
     return sum(not sql.startswith(_OVERHEAD) for sql in statements)
 

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import event
-
 from replaydb import Store
+from support.watching import watched
 
 
 @dataclass(slots=True)
@@ -32,19 +31,17 @@ class Work:
 def counted_work(store: Store) -> Iterator[Work]:
     """Count the work of the reads of a store."""
     work = Work()
-    engine = store._database._reader.sync_engine
 
     def step() -> int:
         work.steps += 1
         return 0
 
-    def count(connection: Any, _cursor: Any, _sql: str, parameters: Any, *_rest: Any) -> None:
+    def count(connection: Any, _sql: str, parameters: Any) -> None:
         work.statements += 1
         values = parameters.values() if isinstance(parameters, dict) else parameters
         work.parameters += sum(len(it) if isinstance(it, list | tuple) else 1 for it in values)
-        if engine.dialect.name == "sqlite":
+        if connection.dialect.name == "sqlite":
             connection.connection.driver_connection._conn.set_progress_handler(step, 1)
 
-    event.listen(engine, "before_cursor_execute", count)
-    yield work
-    event.remove(engine, "before_cursor_execute", count)
+    with watched(store, count, writes=False):
+        yield work

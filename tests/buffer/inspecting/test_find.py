@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from sqlalchemy import event, literal_column, update
+from sqlalchemy import literal_column, update
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, EpisodeInfo, GroupInfo, GroupStatus, Store
@@ -18,6 +18,7 @@ from replaydb.database.tables.schema import episode_group
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
 from support.invariants import group_row
+from support.watching import recorded
 from support.work_counter import counted_work
 
 SORTABLE = [
@@ -232,14 +233,9 @@ async def test_a_page_continues_after_a_group_as_it_was_read(buffer: Buffer) -> 
 
 
 async def test_no_payload_is_read(full: Buffer, store: Store) -> None:
-    read: list[str] = []
-
-    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        read.append(sql)
-
-    event.listen(store._database._reader.sync_engine, "before_cursor_execute", record)
-    await full.find()
-    await full.find(uids=["a1"])
+    with recorded(store, writes=False) as read:
+        await full.find()
+        await full.find(uids=["a1"])
     assert read
     assert not [sql for sql in read if "payload" in sql or "transcript." in sql]
 

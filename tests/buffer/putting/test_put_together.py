@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, OnDuplicate, SamplingPolicy, Store
@@ -20,20 +20,7 @@ from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
 from support.postgres import PostgresServer
 from support.tables import table_sizes
-
-
-@contextmanager
-def counted_commits(store: Store) -> Iterator[list[object]]:
-    """Count the commits of this store."""
-    commits: list[object] = []
-    engine = store._database._writer.sync_engine
-
-    def count(connection: object) -> None:
-        commits.append(connection)
-
-    event.listen(engine, "commit", count)
-    yield commits
-    event.remove(engine, "commit", count)
+from support.watching import counted_commits
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 import replaydb as rdb
 from replaydb import Batch, Buffer, Store
@@ -18,6 +17,7 @@ from support.engines import postgresql_nightly
 from support.groups import group, groups
 from support.other_process import other_process
 from support.wait_counter import WaitCounter
+from support.watching import recorded
 
 
 @pytest.fixture(autouse=True)
@@ -153,23 +153,18 @@ async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffe
 
 
 @postgresql_nightly
-async def test_a_wait_runs_no_statements(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_runs_no_statements(
+    store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as nothing is committed."""
-    asked: list[str] = []
-    database = buffer._database
     wait_counter = WaitCounter(monkeypatch)
     async with waiting(buffer) as sample:
         await wait_counter.until_asleep()
-        for engine in (database._writer, database._reader):
-            event.listen(
-                engine.sync_engine,
-                "before_cursor_execute",
-                lambda _connection, _cursor, statement, *_: asked.append(statement),
-            )
-        await asyncio.sleep(0.3)
-        assert asked == []
-        await buffer.put(group())
-        assert len(await sample) == 1
+        with recorded(store) as asked:
+            await asyncio.sleep(0.3)
+            assert asked == []
+            await buffer.put(group())
+            assert len(await sample) == 1
     assert asked
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 import replaydb as rdb
 from replaydb import Buffer, NotEnoughGroupsError, Store
 from support.clock import Clock
 from support.groups import group, groups
 from support.invariants import statuses
+from support.watching import recorded
 
 
 async def refused(buffer: Buffer, *args: object, **options: object) -> NotEnoughGroupsError:
@@ -93,24 +92,19 @@ async def test_counting_is_bounded(buffer: Buffer, monkeypatch: pytest.MonkeyPat
     assert "there are 3+ completed; excluded 3+ not matching" in str(error)
 
 
-async def test_only_failed_calls_count(buffer: Buffer) -> None:
+async def test_only_failed_calls_count(store: Store, buffer: Buffer) -> None:
     """Neither a draw that succeeds nor a retry of a waiting draw."""
-    seen: list[str] = []
 
-    def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
-        if "count(*)" in statement.lower() and "commit_proof" not in statement:
-            seen.append(statement)
+    def counts(statements: list[str]) -> int:
+        counting = (sql for sql in statements if "count(*)" in sql.lower())
+        return sum("commit_proof" not in sql for sql in counting)
 
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
+    with recorded(store) as statements:
         await buffer.put(groups(2))
         await buffer.sample(2)
-        assert not seen
+        assert not counts(statements)
         await refused(buffer, 3)
-        counts = len(seen)
-        assert counts
-        seen.clear()
+        once = counts(statements)
+        assert once
         await refused(buffer, 3, timeout=0.05)
-        assert len(seen) == counts
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
+        assert counts(statements) == 2 * once
