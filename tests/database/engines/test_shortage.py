@@ -55,9 +55,9 @@ async def test_all_workers_make_progress(postgresql_url: str, limited_url: str) 
 
 
 async def test_a_waiting_call_keeps_no_connection(
-    postgresql_url: str, limited_url: str, monkeypatch: pytest.MonkeyPatch
+    postgresql_url: str, limited_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise the puts that it waits for could never be made."""
+    """In a shortage. Otherwise the puts that it waits for could never be made."""
     async with Store.open(postgresql_url) as store:
         await store.buffer("math")
 
@@ -70,7 +70,12 @@ async def test_a_waiting_call_keeps_no_connection(
         async with Store.open(limited_url, run="worker", pool_size=1) as store:
             await (await store.buffer("math", create=False)).put(groups(1))
 
+    others = [await asyncpg.connect(limited_url) for _ in range(LIMIT)]
     drawing = [asyncio.create_task(draw(number)) for number in range(LIMIT + 1)]
+    while caplog.text.count("connections are closed after use") < len(drawing):  # noqa: ASYNC110 - nothing signals it
+        await asyncio.sleep(0.01)
+    for one in others:
+        await one.close()
     await asyncio.wait(drawing, timeout=0.5)
     await put()
     assert await asyncio.gather(*drawing) == [1] * (LIMIT + 1)
