@@ -189,6 +189,18 @@ async def test_a_long_wait_checks_rarely(monkeypatch: pytest.MonkeyPatch) -> Non
     assert signal.num_waits > 5
 
 
+async def test_a_heartbeat_wakes_no_call(buffer: Buffer) -> None:
+    """Nor does another process that takes over a lease: no group has changed."""
+    await buffer.put(group())
+    lease = await buffer.lease(1, ttl=60)
+    ticket = buffer._database.signal.ticket()
+    await lease.extend()
+    await buffer.open_lease(lease.id, ttl=60)
+    assert not ticket.is_set()
+    await lease.ack()
+    assert ticket.is_set()
+
+
 class Busy(Signal):
     """Another process commits all the time."""
 

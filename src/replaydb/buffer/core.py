@@ -118,7 +118,12 @@ class BufferCore:
 
     @overload
     async def _write(
-        self, work: Work[T], end: float | None = ..., *, records_run: bool = ...
+        self,
+        work: Work[T],
+        end: float | None = ...,
+        *,
+        records_run: bool = ...,
+        announces: bool = ...,
     ) -> T: ...
 
     @overload
@@ -137,6 +142,7 @@ class BufferCore:
         end: float | None = None,
         *,
         records_run: bool = False,
+        announces: bool = True,
         transact: Callable[..., Awaitable[Any]] | None = None,
     ) -> Any:
         """Run `work` in one read-write transaction, and announce its commit.
@@ -148,6 +154,8 @@ class BufferCore:
             end: Deadline, as for `Database.write`.
             records_run: Whether `work` stores rows that refer to the run of the store, which is
                 inserted before if it is new.
+            announces: Whether the commit is announced. It would wake all waiting calls, which is
+                useless after the extension of a lease or a step of many.
             transact: Method of the database that runs it. Default: `write`.
         """
         transact = transact or self._database.write
@@ -177,7 +185,8 @@ class BufferCore:
                 raise
             else:
                 scope.log_messages()
-                self._database.signal.announce()
+                if announces:
+                    self._database.signal.announce()
                 return result
 
     async def _read(
@@ -235,7 +244,7 @@ class BufferCore:
         done, num_steps = False, 0
         while not done:
             try:
-                done = await self._write(work, end)
+                done = await self._write(work, end, announces=False)
             except DatabaseUnavailableError as error:
                 if num_steps and end_in(0) >= end:
                     raise DatabaseUnavailableError(
@@ -247,6 +256,7 @@ class BufferCore:
                 raise
             num_steps += 1
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+        self._database.signal.announce()
 
     def _is_maintenance_due(self, connection: Connection) -> bool:
         now = self._database.backend.now(connection)
@@ -286,9 +296,10 @@ class BufferCore:
 
         left = True
         while left:
-            left, seconds = await self._write(work, end)
+            left, seconds = await self._write(work, end, announces=False)
             size = aging.next_size(size, seconds)
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+        self._database.signal.announce()
 
     async def _advance(self, work: Work[Advance], first_end: float | None = None) -> int:
         """Run `work`, which advances the policy, and update the rows of all groups.

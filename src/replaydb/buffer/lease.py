@@ -336,7 +336,7 @@ class Lease:
                 now = scope.backend.now(connection)
                 leases.extend(connection, scope.buffer_id, self.id, now, seconds)
 
-            await self._buffer._write(work)
+            await self._buffer._write(work, announces=False)
             self.ttl = seconds
         self._extended.set()
 

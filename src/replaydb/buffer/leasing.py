@@ -160,7 +160,7 @@ class Leasing(Drawing):
             return {row.group_id: row.num_tokens for row in found}
 
         async def opened() -> Lease:
-            await self._write(extend)
+            await self._write(extend, announces=False)
             if loads:
                 result = await self._leased(number, None, end_in(BULK_SECONDS))
                 return await self._lease_of(result, seconds, loads)

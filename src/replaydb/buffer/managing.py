@@ -246,7 +246,7 @@ class Managing(Inspecting):
                 return buffer.row
 
         while self._row.pending_tags:
-            self._set_row(await self._write(work))
+            self._set_row(await self._write(work, announces=False))
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
 
     async def copy_to(
