@@ -227,13 +227,17 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._server is None:
-            self._server = await asyncio.start_server(self._relay, "127.0.0.1", self._port)
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
             self._port = self._server.sockets[0].getsockname()[1]
 
     async def _refuse(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if (server := self._server) is None:
+            return
+        self._server = None
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)  # an accepted connection can only join a server that is open
+        server.close()
 
     async def _drop(self) -> None:
         for link in self._links:
@@ -256,10 +260,10 @@ class Proxy:
 
     async def _close(self) -> None:
         await self._refuse()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {_current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         port = self._parts.port or 5432
@@ -268,8 +272,12 @@ class Proxy:
             return await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
         return await asyncio.open_connection(self._parts.hostname or "127.0.0.1", port)
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_accepted += 1
+        task = self._loop.create_task(self._relay(reader, writer))
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it never began
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.CancelledError):
             server_reader, server_writer = await self._connect()
             link = _Link(self, _current_task(), writer, server_writer)
@@ -283,7 +291,6 @@ class Proxy:
             finally:
                 self._links.discard(link)
                 link.abort()
-        writer.transport.abort()
 
     def note_change(self) -> None:
         """Wake all waiting tasks of the proxy, which then check their conditions again."""
