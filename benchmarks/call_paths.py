@@ -30,7 +30,8 @@ from sqlalchemy.engine.default import DefaultDialect
 import replaydb as rdb
 from benchmarks.databases import databases
 from benchmarks.groups import SMALL, Source, put_all
-from replaydb.database.runtime import prepared
+from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.sqlite.session import SqliteSession
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Recorded counts: "before" (a version of November 2026) and "now".
@@ -50,8 +51,10 @@ _EXECUTING: dict[CodeType, str] = {
     DefaultDialect.do_execute.__code__: "statement",
     DefaultDialect.do_executemany.__code__: "statement",
     DefaultDialect.do_execute_no_params.__code__: "statement",
-    prepared._run.__code__: "sql",
+    PostgresqlSession._on_driver.__code__: "sql",
 }
+#: Functions that run the SQL of their variable `plan` with a method of SQLite's driver.
+_OF_SQLITE = (SqliteSession.run.__code__, SqliteSession.run_many.__code__)
 _VERB = re.compile(r"\w+")
 _SUBQUERY = re.compile(r"\(SELECT[^()]*\)")  # of the policy version
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
@@ -127,8 +130,8 @@ class Recorder:
         path.files = len({code.co_filename for code in self._codes})
         return path
 
-    def _profile(self, frame: FrameType, happened: str, _: object) -> None:
-        if self._path is None or happened not in ("call", "return"):
+    def _profile(self, frame: FrameType, happened: str, called: Any) -> None:
+        if self._path is None or happened not in ("call", "c_call", "return"):
             return
         if greenlet.gettrace() is None:  # each thread has its own
             greenlet.settrace(self._switch)
@@ -137,9 +140,9 @@ class Recorder:
             self._path.threads += 1
             if frame.f_back is not None:  # it may return before or after the first statement
                 self._open.pop(frame.f_back, None)
-        if happened == "call" and code in _EXECUTING:
-            self._statement(frame.f_locals[_EXECUTING[code]])
-        if not _is_ours(code):
+        if (sql := _passed_sql(frame, happened, called)) is not None:
+            self._statement(sql)
+        if happened == "c_call" or not _is_ours(code):
             return
         if happened == "call":
             self._codes.add(code)
@@ -159,6 +162,16 @@ class Recorder:
         if table and not self._path.hops:
             self._path.hops = tuple(self._open.values())
         self._path.statements += (f"{verb and verb[0]} {table[1] if table else ''}".rstrip(),)
+
+
+def _passed_sql(frame: FrameType, happened: str, called: Any) -> str | None:
+    """Return the SQL that a call passes to a driver."""
+    code, sql = frame.f_code, None
+    if happened == "call" and code in _EXECUTING:
+        sql = frame.f_locals[_EXECUTING[code]]
+    elif happened == "c_call" and code in _OF_SQLITE and called.__name__.startswith("execute"):
+        sql = frame.f_locals["plan"].sql
+    return sql
 
 
 def _is_ours(code: CodeType) -> bool:

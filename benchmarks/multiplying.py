@@ -14,7 +14,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Connection,
     Double,
     Insert,
     Table,
@@ -36,6 +35,7 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 import replaydb as rdb
 from benchmarks.filling import LEVELS, TASKS
 from replaydb.database.repository import recount, sequences
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.tables.schema import (
     draw,
@@ -215,8 +215,8 @@ async def _correct(url: str, connection: AsyncConnection, count: int) -> None:
         buffer = await store.buffer("bench")
         database = store._database
 
-        def work(its: Connection) -> None:
-            recount.repair_counters(its, buffer.id, buffer.name)
-            sequences.repair(database.backend, its)
+        def work(session: Session) -> None:
+            recount.repair_counters(session, buffer.id, buffer.name)
+            sequences.repair(database.backend, session)
 
         await database.write(work, end=end_in(BULK_SECONDS))

@@ -18,7 +18,6 @@ from alembic.util import CommandError
 
 from replaydb.database.engines import backend_for
 from replaydb.database.migrations import alembic_options
-from replaydb.database.runtime.revisions import schema_transaction
 
 _sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
 
@@ -43,8 +42,7 @@ async def run_alone() -> None:
         raise CommandError(
             "no database URL: pass -x url=..., or set REPLAYDB_URL or sqlalchemy.url in alembic.ini"
         )
-    async with schema_transaction(backend_for(url), create=True) as connection:
-        await connection.run_sync(run)
+    await backend_for(url).schema.change(lambda session: run(session.core), create=True)
 
 
 @contextmanager

@@ -8,20 +8,20 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from weakref import WeakSet
 
 import pytest
-from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database import migrations
 from replaydb.database.postgresql import backend as postgresql
 from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Found
 from replaydb.database.sqlite.backend import SqliteBackend
+from replaydb.database.sqlite.session import SqliteSession
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
@@ -361,11 +361,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """An adjustable clock that replaces the clocks of both engines."""
     made = Clock()
 
-    def now(backend: object, connection: Connection) -> datetime:
-        return made.now()
-
-    for backend in (SqliteBackend, PostgresqlBackend):
-        monkeypatch.setattr(backend, "now", now)
+    for session in (SqliteSession, PostgresqlSession):
+        monkeypatch.setattr(session, "now", lambda _: made.now())
     monkeypatch.setattr(BufferRow, "time", lambda *_: made.now())
     monkeypatch.setattr(Found, "may_have_overdue", True)  # by this clock
     return made

@@ -61,7 +61,7 @@ def test_blocking_calls_in_callbacks_are_refused(url: str, monkeypatch: pytest.M
             def opened(*_: object) -> None:
                 blocking.Store.open(url)
 
-            def calls(*_: object) -> float:
+            def calls(*_: object, **__: object) -> float:
                 return float(buffer.count())
 
             refused: list[Callable[[], object]] = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.sqlite.driver import EagerConnection
+from replaydb.database.engines import backend_for
+from replaydb.database.sqlite.backend import SqliteBackend
 from support.groups import group
 from support.invariants import check_invariants
 
@@ -109,8 +109,9 @@ async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
 
 async def test_a_connection_closes_even_if_its_close_is_interrupted(sqlite_url: str) -> None:
     """Its thread gets two requests to stop and answers one."""
-    path = sqlite_url.removeprefix("sqlite:///")
-    connection = await EagerConnection.open(lambda: sqlite3.connect(path), lambda *_: None)
+    backend = backend_for(sqlite_url)
+    assert isinstance(backend, SqliteBackend)
+    connection = await backend.opened([])
     closing = asyncio.create_task(connection.close())
     await asyncio.sleep(0)
     connection.stop()

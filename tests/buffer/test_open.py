@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
 import replaydb as rdb
 from replaydb import Buffer, Store
@@ -95,12 +95,11 @@ async def test_full_durability(sqlite_url: str, postgresql_url: str) -> None:
 async def test_durability_is_sqlites_synchronous(
     sqlite_url: str, durability: Any, level: int
 ) -> None:
-    async with (
-        Store.open(sqlite_url, durability=durability) as store,
-        store._database._writer.connect() as connection,
-    ):
-        row = await connection.exec_driver_sql("PRAGMA synchronous")
-        assert row.scalar_one() == level
+    async with Store.open(sqlite_url, durability=durability) as store:
+        found = await store._database.write(
+            lambda session: session.core.scalar(text("PRAGMA synchronous"))
+        )
+    assert found == level
 
 
 @pytest.mark.parametrize(("field", "wrong"), [("durability", "none"), ("run", "a\0b")])

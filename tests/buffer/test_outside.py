@@ -448,8 +448,8 @@ async def test_a_rewritten_pack_replaces_the_old_one(store: Store, url: str) -> 
     database = store._database
     end = asyncio.get_running_loop().time() + 60
     payload_store = await store._payloads._located(end)
-    [dead] = await database.read(lambda connection: packs.mostly_dead(connection, 5))
-    parts = await database.read(lambda connection: packs.members(connection, dead.id))
+    [dead] = await database.read(lambda session: packs.mostly_dead(session, 5))
+    parts = await database.read(lambda session: packs.members(session, dead.id))
     ranges = [Range(dead.name, part.pack_offset, part.pack_length) for part in parts]
     data = [
         one for one in await payload_store.read(ranges, end=end) if not isinstance(one, PackDamage)
@@ -457,11 +457,8 @@ async def test_a_rewritten_pack_replaces_the_old_one(store: Store, url: str) -> 
     offsets = await payload_store.write("e" * 32, data, sync=False, end=end)
     moved = dict(zip([part.pack_offset for part in parts], offsets, strict=True))
     size = offsets[-1] + len(data[-1])
-    now = database.backend.now
     await database.write(
-        lambda connection: packs.repoint(
-            connection, dead.id, "e" * 32, size, moved, now(connection)
-        )
+        lambda session: packs.repoint(session, dead.id, "e" * 32, size, moved, session.now())
     )
     await _remove_all(store, url)
     assert await number_of(url, pack) == 1
@@ -475,15 +472,14 @@ async def test_an_orphan_can_be_claimed(store: Store, url: str) -> None:
         [name] = await connection.scalars(select(pack.c.name))
     database = store._database
     orphans = {name, "f" * 32}
-    now = database.backend.now
     claimed = await database.write(
-        lambda connection: packs.claim_orphans(connection, orphans, now(connection))
+        lambda session: packs.claim_orphans(session, orphans, session.now())
     )
     async with transaction(url) as connection:
         doomed = select(pack.c.id, pack.c.name).where(pack.c.removing)
         assert dict((await connection.execute(doomed)).all()) == claimed
     assert list(claimed.values()) == ["f" * 32]
-    await database.write(lambda connection: packs.delete_rows(connection, claimed.keys()))
+    await database.write(lambda session: packs.delete_rows(session, claimed.keys()))
     assert await number_of(url, pack) == 1
 
 

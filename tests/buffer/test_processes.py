@@ -18,6 +18,7 @@ from sqlalchemy import Select, func, select
 import replaydb as rdb
 from replaydb import Capacity, SamplesPerInsert, Store
 from replaydb.database.engines import backend_for
+from replaydb.database.runtime.transactions import Database
 from replaydb.database.tables import schema
 from support import child_processes
 from support.clock import Clock
@@ -33,12 +34,12 @@ _REPOSITORY = "replaydb.database.repository"
 @asynccontextmanager
 async def observed(url: str, statement: Select[Any]) -> AsyncIterator[list[Any]]:
     """Run a query repeatedly until the block ends; yield the list of rows read."""
-    engine, seen, busy = backend_for(url).reader_engine(), [], True
+    database, seen, busy = Database(backend_for(url)), [], True
 
     async def watch() -> None:
         while busy:
-            async with engine.begin() as connection:
-                seen.append((await connection.execute(statement)).one())
+            [row] = await database.read(lambda session: session.run(statement))
+            seen.append(row)
             await asyncio.sleep(0.001)
 
     watching = asyncio.ensure_future(watch())
@@ -47,7 +48,7 @@ async def observed(url: str, statement: Select[Any]) -> AsyncIterator[list[Any]]
     finally:
         busy = False
         await watching
-        await engine.dispose()
+        await database.close()
 
 
 @sqlite_nightly

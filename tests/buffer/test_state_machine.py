@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Store
-from replaydb.database.engines import backend_for
 from replaydb.operations import delete_buffer
 from support.clock import Clock
+from support.connections import engine_of
 from support.examples import examples
 from support.groups import episode, group
 from support.invariants import check_tables
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
             return store, await store.buffer("test", **chosen)
 
         self.store, self.buffer = self.run(opened())
-        self.below = backend_for(self.url).writer_engine()
+        self.below = engine_of(self.url)
 
     def teardown(self) -> None:
         if hasattr(self, "below"):

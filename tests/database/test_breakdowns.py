@@ -12,6 +12,7 @@ from sqlalchemy import event, make_url, select, text
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.runtime.revisions import VERSION_TABLE
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import task
 from support.connections import terminate_connections, transaction
 from support.groups import group, groups, long_group
@@ -27,9 +28,12 @@ TERMINATE_WAITING = (
 
 async def limit_pages(store: Store, more: int) -> None:
     """Let the file grow by this many pages at most, like a full disk."""
-    async with store._database._writer.connect() as connection:
-        pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
-        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
+
+    def work(session: Session) -> None:
+        pages = session.core.exec_driver_sql("PRAGMA page_count").scalar_one()
+        session.core.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
+
+    await store._database.write(work)  # on the only connection that writes
 
 
 async def test_a_full_disk(sqlite_url: str) -> None:
@@ -160,8 +164,9 @@ async def test_a_connection_that_is_lost_while_while_it_is_opened(
     async with Store.open(proxy.url, run="a") as store:
         buffer = await store.buffer("math")
         await terminate_connections(postgresql_url)
-        writer = store._database._writer.sync_engine
-        event.listen(writer, "connect", lambda one, _: one.run_async(end), insert=True)
+        writer: Any = store._database.writer
+        engine = writer._engine.sync_engine
+        event.listen(engine, "connect", lambda one, _: one.run_async(end), insert=True)
         await buffer.put(group())
         assert len(lost) == 1
         assert await buffer.count() == 1

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import PayloadsReadOnlyError, PayloadsUnavailableError, Store
 from replaydb.database import payloads as outside
 from replaydb.database.postgresql.administration import PostgresqlAdministration
+from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.operations import examine, verify
 from replaydb.packs import Instance
@@ -327,8 +328,8 @@ async def test_timelines(original: str, monkeypatch: pytest.MonkeyPatch) -> None
     timeline = 1
     read = PostgresqlAdministration.instance
 
-    def on_timeline(it: PostgresqlAdministration, connection: Connection) -> Instance:
-        return replace(read(it, connection), timeline=timeline)
+    def on_timeline(it: PostgresqlAdministration, session: Session) -> Instance:
+        return replace(read(it, session), timeline=timeline)
 
     monkeypatch.setattr(PostgresqlAdministration, "instance", on_timeline)
     async with Store.open(original) as old:
@@ -377,6 +378,6 @@ async def test_facts_that_a_user_may_not_read(own_url: str, folder: Path) -> Non
     assert {one.relation(other) for one in facts for other in facts} == {"same"}
 
 
-def _as_ordinary_role(connection: Connection) -> Instance:
-    connection.execute(text("SET LOCAL ROLE pg_signal_backend"))
-    return PostgresqlAdministration.instance(None, connection)  # type: ignore[arg-type]
+def _as_ordinary_role(session: Session) -> Instance:
+    session.core.execute(text("SET LOCAL ROLE pg_signal_backend"))
+    return PostgresqlAdministration.instance(None, session)  # type: ignore[arg-type]

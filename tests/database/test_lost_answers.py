@@ -174,7 +174,7 @@ async def test_an_unreachable_server_leaves_the_outcome_unknown(
     monkeypatch: pytest.MonkeyPatch,
     pass_time: Callable[[float], None],
 ) -> None:
-    monkeypatch.setattr("replaydb.database.postgresql.backend.COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr("replaydb.database.postgresql.transactions.COMMIT_SECONDS", 0.2)
     cut = cut_commits("answer")
 
     def rule(message: Message) -> Fate:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
 
 from replaydb import Buffer, Store
 from replaydb.database.repository.groups import select_facts, select_totals, select_transcripts
 from replaydb.database.repository.metrics import sum_by_status, sum_last_draws
-from replaydb.database.runtime.prepared import Bound, execute
-from replaydb.database.runtime.reads import read_together
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.payload import select_payloads
 from replaydb.database.statements.statistics import select_task_counters
-from support.connections import transaction
 from support.groups import conversation, group, groups
+from support.watching import recorded
 
 IDS = [6, 2, 7, 4]
 READS: dict[str, list[Bound[Any]]] = {
@@ -32,7 +31,7 @@ READS: dict[str, list[Bound[Any]]] = {
 
 @pytest.mark.parametrize("reads", READS.values(), ids=READS)
 async def test_rows_equal_those_of_separate_statements(
-    buffer: Buffer, url: str, engine_name: str, reads: list[Bound[Any]]
+    store: Store, buffer: Buffer, engine_name: str, reads: list[Bound[Any]]
 ) -> None:
     """In their order, and with the same names and types."""
     tags = {"level": [1, 2.5, None]}
@@ -40,35 +39,35 @@ async def test_rows_equal_those_of_separate_statements(
     await buffer.open_group("gsm8k", "pieces", 1)
     await buffer.add_episode("pieces", conversation())
     await buffer.sample(5)
-    statements: list[str] = []
-
-    def count(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        statements.append(sql)
 
     def described(results: list[Any]) -> list[Any]:
         return [[repr(row._asdict()) for row in rows] for rows in results]
 
-    def work(connection: Connection) -> None:
-        event.listen(connection, "before_cursor_execute", count)
-        together = read_together(connection, reads)
-        assert len(statements) == (1 if engine_name == "postgresql" else len(reads))
-        event.remove(connection, "before_cursor_execute", count)
-        alone = [execute(connection, read) for read in reads]
-        # The second run uses the compiled statement.
-        assert described(together) == described(alone)
-        assert described(read_together(connection, reads)) == described(alone)
+    with recorded(store) as statements:
 
-    async with transaction(url) as connection:
-        await connection.run_sync(work)
+        def watched(session: Session) -> list[Any]:
+            statements.clear()
+            together = session.read_together(reads)
+            assert len(statements) == (1 if engine_name == "postgresql" else len(reads))
+            return described(together)
+
+        together = await store._database.write(watched)
+
+    def work(session: Session) -> None:
+        alone = described([session.run(read) for read in reads])
+        assert together == alone
+        for _ in range(2):  # the second run uses the compiled statement
+            assert described(session.read_together(reads)) == alone
+
+    await store._database.write(work)
 
 
-async def test_the_same_statement_with_different_values(store: Store, url: str) -> None:
+async def test_the_same_statement_with_different_values(store: Store) -> None:
     for name in ("first", "second"):
         await (await store.buffer(name)).put(group(task=name))
 
-    def work(connection: Connection) -> None:
-        found = read_together(connection, [select_task_counters(2), select_task_counters(1)])
+    def work(session: Session) -> None:
+        found = session.read_together([select_task_counters(2), select_task_counters(1)])
         assert [[row.task_name for row in rows] for rows in found] == [["second"], ["first"]]
 
-    async with transaction(url) as connection:
-        await connection.run_sync(work)
+    await store._database.write(work)

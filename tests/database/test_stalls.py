@@ -42,8 +42,8 @@ LIMITS = {
     "replaydb.buffer.managing.BULK_SECONDS": 0.5,
     "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
     "replaydb.buffer.drawing.RELEASE_SECONDS": 0.3,
-    "replaydb.database.postgresql.backend.COMMIT_SECONDS": 0.3,
-    "replaydb.database.postgresql.backend.ROLLBACK_SECONDS": 0.2,
+    "replaydb.database.postgresql.transactions.COMMIT_SECONDS": 0.3,
+    "replaydb.database.postgresql.transactions.ROLLBACK_SECONDS": 0.2,
 }
 
 
@@ -182,7 +182,7 @@ async def test_a_stalled_answer_is_read_on_another_connection(
         with short_limits(
             **{
                 "replaydb.database.runtime.transactions.PATIENCE_SECONDS": 6000.0,
-                "replaydb.database.postgresql.backend.COMMIT_SECONDS": 60.0,
+                "replaydb.database.postgresql.transactions.COMMIT_SECONDS": 60.0,
             }
         ):
             if name in ("sample", "lease"):  # puts do not share its transaction, and could be first
@@ -391,7 +391,7 @@ async def test_a_call_that_times_out_before_it_begins_does_not_wait(sqlite_url: 
                     now = asyncio.get_running_loop().time()
                     with pytest.raises(rdb.DatabaseUnavailableError):
                         await store._database.write(
-                            lambda connection: connection.scalar(text("SELECT 1")), end=now
+                            lambda session: session.core.scalar(text("SELECT 1")), end=now
                         )
 
 
@@ -475,7 +475,7 @@ async def test_a_frozen_client_loses_its_locks(
 ) -> None:
     """The server ends its transaction, which runs again when the client continues."""
     frozen_url = f"{postgresql_url}&frozen_client_timeout=0.5"
-    locked, resume, lock = asyncio.Event(), threading.Event(), tasks.lock
+    locked, resume, lock = asyncio.Event(), threading.Event(), tasks.states_of
     loop = asyncio.get_running_loop()
 
     def lock_and_freeze(*arguments: Any) -> Any:
@@ -488,7 +488,7 @@ async def test_a_frozen_client_loses_its_locks(
     async with Store.open(frozen_url, run="a") as frozen, Store.open(postgresql_url) as other:
         here, there = await frozen.buffer("math"), await other.buffer("math")
         await there.put(groups(2))
-        monkeypatch.setattr(tasks, "lock", lock_and_freeze)
+        monkeypatch.setattr(tasks, "states_of", lock_and_freeze)
         late = asyncio.create_task(here.put(group("late")))
         await locked.wait()
         await asyncio.wait_for(there.put(group("other")), 60)

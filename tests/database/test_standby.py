@@ -9,10 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 import replaydb as rdb
 from replaydb import Store, blocking
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import end_in
 from replaydb.database.tables.schema import episode_group
 from replaydb.training.prometheus import StoreCollector
@@ -53,6 +54,11 @@ async def replayed(primary: Node, standby: Node) -> None:
     async with asyncio.timeout(30):
         while not await standby.ask(f"SELECT pg_last_wal_replay_lsn() >= '{end}'"):
             pass
+
+
+def count(session: Session) -> int:
+    """Return the number of groups."""
+    return int(session.run(COUNT)[0][0])
 
 
 async def replace_rows(primary: Node, standby: Node) -> None:
@@ -143,16 +149,16 @@ async def test_a_read_that_is_ended_is_run_again(
     await replayed(primary, standby)
     attempts: list[int] = []
 
-    def read(connection: Connection) -> int:
-        attempts.append(connection.execute(COUNT).scalar_one())
+    def read(session: Session) -> int:
+        attempts.append(count(session))
         if len(attempts) == 1:
             with ThreadPoolExecutor() as pool:
                 done = pool.submit(asyncio.run, replace_rows(primary, standby))
                 if is_idle:
                     done.result()
                 else:
-                    connection.execute(select(func.pg_sleep(30)))
-        return connection.execute(COUNT).scalar_one()
+                    session.run(select(func.pg_sleep(30)))
+        return count(session)
 
     async with Store.open(standby.url(), read_only=True) as store:
         assert await store._database.read(read) == 3
@@ -169,21 +175,21 @@ async def test_a_long_read_that_is_ended_says_why(
         Store.open(standby.url(), read_only=True) as store,
         store._database.snapshot(end_in(60)) as snapshot,
     ):
-        await snapshot.read(lambda it: it.execute(COUNT).scalar_one())
+        await snapshot.read(count)
         await replace_rows(primary, standby)
         with pytest.raises(rdb.DatabaseUnavailableError, match="hot_standby_feedback"):
-            await snapshot.read(lambda it: it.execute(COUNT).scalar_one())
+            await snapshot.read(count)
 
 
 async def test_a_read_that_is_always_ended_says_why(
     primary: Node, standby: Node, buffer: rdb.Buffer
 ) -> None:
-    def read(connection: Connection) -> None:
+    def read(session: Session) -> None:
         with ThreadPoolExecutor() as pool:
             pool.submit(asyncio.run, put_one(primary, standby)).result()
-            connection.execute(COUNT).scalar_one()
+            count(session)
             pool.submit(asyncio.run, replace_rows(primary, standby))
-            connection.execute(select(func.pg_sleep(30)))
+            session.run(select(func.pg_sleep(30)))
 
     async with Store.open(standby.url(), read_only=True) as store:
         with pytest.raises(rdb.DatabaseUnavailableError, match="hot_standby_feedback"):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, LargeBinary, bindparam, func, insert, literal, select
+from sqlalchemy import LargeBinary, bindparam, func, insert, literal, select
 
 import replaydb as rdb
 from replaydb import EpisodeGroup, Store
-from replaydb.database.postgresql import messages
-from replaydb.database.runtime import reads, transactions
-from replaydb.database.runtime.prepared import Bound, message_bytes
+from replaydb.database.postgresql import combined_reads, messages
+from replaydb.database.postgresql.combined_writes import fit_together
+from replaydb.database.postgresql.messages import message_bytes
+from replaydb.database.runtime import transactions
+from replaydb.database.runtime.prepared import Bound, Write
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database
-from replaydb.database.runtime.writes import Write, fit_together
 from replaydb.database.tables.schema import cursor
 from replaydb.domain import checks
 from support.engines import both_engines
@@ -140,7 +143,7 @@ async def test_statements_with_too_many_parameters(store: Store) -> None:
     """asyncpg refuses to send them, and the database is not unavailable because of that."""
     some = select(literal(1).in_(range(40_000)))
     with pytest.raises(rdb.DatabaseError) as caught:
-        await store._database.read(lambda connection: connection.execute(some).all())
+        await store._database.read(lambda session: session.run(some))
     assert type(caught.value) is rdb.DatabaseError
 
 
@@ -157,14 +160,14 @@ async def test_texts_that_a_server_cannot_return_at_once(
     """A draw reads them in another way. It is recorded once."""
     buffer = await store.buffer("math")
     await buffer.put([EpisodeGroup("gsm8k", [episode(text=f"text {i}")]) for i in range(4)])
-    together = reads.LaterReads.added_to
+    together = combined_reads.after_reads
 
-    def fail(later: reads.LaterReads, last: Bound[Any]) -> Bound[Any]:
-        if len(later._reads) > 1:  # also payloads and texts
-            later._reads = [Bound(select(func.array_fill(1, [1 << 30]).label("all")), {})]
-        return together(later, last)
+    def fail(last: Bound[Any], reads: Sequence[Bound[Any]]) -> Bound[Any]:
+        if len(reads) > 1:  # also payloads and texts
+            reads = [Bound(select(func.array_fill(1, [1 << 30]).label("all")), {})]
+        return together(last, reads)
 
-    monkeypatch.setattr(reads.LaterReads, "added_to", fail)
+    monkeypatch.setattr(combined_reads, "after_reads", fail)
     drawn = await buffer.sample(4)
     assert sorted(one.episodes[0].text or "" for one in drawn.groups) == [
         f"text {i}" for i in range(4)
@@ -214,8 +217,8 @@ async def test_a_message_of_a_gigabyte(store: Store) -> None:
     data = bytearray(1 << 30)
     length = select(func.length(bindparam("data", bytes(data), LargeBinary)))
 
-    def work(connection: Connection) -> Any:
-        return connection.execute(length).all()
+    def work(session: Session) -> Any:
+        return session.run(length)
 
     with pytest.raises(rdb.DatabaseError, match="bytes") as caught:
         await store._database.write(work)

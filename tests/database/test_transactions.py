@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import func, insert, select, text, update
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database import migrations
+from replaydb.database.postgresql.transactions import PostgresqlTransactions
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.revisions import version_table
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import ATTEMPTS
 from replaydb.database.tables.schema import REVISIONS, run
 from support.connections import transaction
@@ -25,11 +27,10 @@ async def test_a_permanent_constraint_violation_is_an_error(store: Store, engine
     await (await store.buffer("math")).put([], cursor={"data": 1})  # inserts the run
     attempts = 0
 
-    def work(connection: Connection) -> None:
+    def work(session: Session) -> None:
         nonlocal attempts
         attempts += 1
-        started = store._database.backend.now(connection)
-        connection.execute(insert(run).values(name="test", started_at=started, metadata={}))
+        session.run(insert(run).values(name="test", started_at=session.now(), metadata={}))
 
     with pytest.raises(rdb.DatabaseError):
         await asyncio.wait_for(store._database.write(work), 60)
@@ -42,7 +43,7 @@ async def test_races_that_are_always_lost_are_an_error(
     monkeypatch.setattr("replaydb.database.runtime.transactions.random.uniform", lambda *_: 0.0)
     races = iter(range(1, 100))
 
-    def work(_: Connection) -> None:
+    def work(_: Session) -> None:
         raise LostRaceError(f"race {next(races)}")
 
     with pytest.raises(rdb.DatabaseError, match=rf"lost {ATTEMPTS} races .*\(race 8\).* repeated"):
@@ -57,13 +58,13 @@ async def test_a_commit_that_fails_during_its_read(
     async def fail(*_: object) -> None:
         raise rdb.DatabaseError("no commit")
 
-    def read(connection: Connection, _: bool, pinned: Callable[[], object]) -> None:
+    def read(session: Session, _: bool, pinned: Callable[[], object]) -> None:
         pinned()
-        connection.execute(select(func.pg_sleep(60)))
+        session.run(select(func.pg_sleep(60)))
 
     async with Store.open(postgresql_url) as store:
         database = store._database
-        monkeypatch.setattr(database.backend, "commit", fail)
+        monkeypatch.setattr(PostgresqlTransactions, "_commit", fail)
         with pytest.raises(rdb.DatabaseError, match="no commit"):
             await asyncio.wait_for(
                 database.write_then_read(
@@ -101,7 +102,7 @@ async def test_a_terminated_call_is_not_run_again(
     attempts, lost = 0, asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def work(_: Connection) -> None:
+    def work(_: Session) -> None:
         nonlocal attempts
         attempts += 1
         loop.call_soon_threadsafe(lost.set)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, event, insert, select
+from sqlalchemy import delete, insert, select
 
 from replaydb import Buffer, EpisodeGroup, Store
+from replaydb.database.postgresql.combined_writes import MAX_BYTES
 from replaydb.database.repository.lineage import insert_draw_groups, insert_known_draw
 from replaydb.database.repository.puts import insert_groups
 from replaydb.database.repository.tasks import update_tasks
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.runtime.writes import MAX_BYTES, Write, postpone, write_together
+from replaydb.database.runtime.prepared import Write
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import (
     insert_episodes,
@@ -30,9 +32,9 @@ from replaydb.database.tables.schema import (
     task,
     transcript,
 )
-from support.connections import transaction
 from support.groups import episode as an_episode
 from support.groups import group, groups
+from support.watching import recorded
 
 INSERTS = {
     episode_group: insert_groups,
@@ -44,8 +46,8 @@ INSERTS = {
 }
 
 
-def rows_of(connection: Connection, table: Any) -> list[dict[str, Any]]:
-    found = connection.execute(select(table).order_by(*table.primary_key)).mappings()
+def rows_of(session: Session, table: Any) -> list[dict[str, Any]]:
+    found = session.core.execute(select(table).order_by(*table.primary_key)).mappings()
     return [dict(row) for row in found]
 
 
@@ -54,22 +56,22 @@ def new_run(name: str, started: datetime) -> dict[str, Any]:
 
 
 @pytest.fixture
-def statements() -> list[str]:
-    """Statements that `write_together` ran."""
-    return []
+def statements(store: Store) -> Iterator[list[str]]:
+    """Statements that the store has run."""
+    with recorded(store) as statements:
+        yield statements
 
 
-def write(connection: Connection, writes: list[Write], statements: list[str]) -> None:
-    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        statements.append(sql)
-
-    event.listen(connection, "before_cursor_execute", record)
-    write_together(connection, writes)
-    event.remove(connection, "before_cursor_execute", record)
+def write(session: Session, writes: list[Write], statements: list[str]) -> int:
+    """Write together, and return the number of statements."""
+    statements.clear()
+    session.postpone(*writes)
+    session.send()
+    return len(statements)
 
 
 async def test_inserted_rows_have_the_given_values(
-    buffer: Buffer, url: str, engine_name: str, statements: list[str]
+    store: Store, buffer: Buffer, engine_name: str, statements: list[str]
 ) -> None:
     """Rows of every type of column, with missing values, are deleted and inserted again."""
     odd = an_episode(1.0, text="grüße \0 🎲", metadata={"a": [1, None, {"b": "ü"}], "c": 1e300})
@@ -78,22 +80,22 @@ async def test_inserted_rows_have_the_given_values(
     await buffer.put(groups(3, version=7))
     await buffer.sample(3)
 
-    def again(connection: Connection) -> None:
-        before = {table: rows_of(connection, table) for table in INSERTS}
+    def again(session: Session) -> int:
+        before = {table: rows_of(session, table) for table in INSERTS}
         assert all(before.values())
         for table in reversed(INSERTS):
-            connection.execute(delete(table))
+            session.run(delete(table))
         writes = [Write(INSERTS[table](), rows) for table, rows in before.items()]
-        write(connection, writes, statements)
-        assert {table: rows_of(connection, table) for table in INSERTS} == before
+        num_statements = write(session, writes, statements)
+        assert {table: rows_of(session, table) for table in INSERTS} == before
+        return num_statements
 
-    async with transaction(url) as connection:
-        await connection.run_sync(again)
-    assert len(statements) == (1 if engine_name == "postgresql" else len(INSERTS))
+    num_statements = await store._database.write(again)
+    assert num_statements == (1 if engine_name == "postgresql" else len(INSERTS))
 
 
 async def test_each_row_is_updated_by_its_id(
-    buffer: Buffer, url: str, engine_name: str, statements: list[str]
+    store: Store, buffer: Buffer, engine_name: str, statements: list[str]
 ) -> None:
     first, second, third = await buffer.put(groups(3))
     infinite = float("inf")
@@ -102,49 +104,48 @@ async def test_each_row_is_updated_by_its_id(
         {"group_id": first, "priority": 1.5, "priority_key": 7.0, "status_reason": "why"},
     ]
 
-    def update_both(connection: Connection) -> None:
-        [task_id] = connection.scalars(select(task.c.id))
+    def update_both(session: Session) -> int:
+        [(task_id,)] = session.run(select(task.c.id))
         writes = [
             Write(update_each_group(), changes),
             Write(insert_draw_groups(), ()),
             Write(update_tasks(), [{"task_id": task_id, "num_sampled": 9}]),
         ]
-        with connection.begin_nested() as changed:
-            write(connection, writes, statements)
-            found = {row["id"]: row for row in rows_of(connection, episode_group)}
-            assert connection.scalar(select(task.c.num_sampled)) == 9
+        with session.core.begin_nested() as changed:
+            num_statements = write(session, writes, statements)
+            found = {row["id"]: row for row in rows_of(session, episode_group)}
+            assert session.run(select(task.c.num_sampled)) == [(9,)]
             changed.rollback()
         columns = ("priority", "priority_key", "status_reason")
         assert [found[second][name] for name in columns] == [2.5, infinite, None]
         assert [found[first][name] for name in columns] == [1.5, 7.0, "why"]
         assert found[third]["priority"] == 1.0
+        return num_statements
 
-    async with transaction(url) as connection:
-        await connection.run_sync(update_both)
-    assert len(statements) == (1 if engine_name == "postgresql" else 2)
+    num_statements = await store._database.write(update_both)
+    assert num_statements == (1 if engine_name == "postgresql" else 2)
 
 
 async def test_large_rows_are_written_one_table_after_the_other(
-    buffer: Buffer, url: str, statements: list[str]
+    store: Store, buffer: Buffer, statements: list[str]
 ) -> None:
     """An array of them would need their memory once more."""
     await buffer.put(group("a"))
     text = "x" * (MAX_BYTES // 2)
 
-    def add(connection: Connection) -> None:
-        [group_id] = connection.scalars(select(episode_group.c.id))
+    def add(session: Session) -> int:
+        [(group_id,)] = session.run(select(episode_group.c.id))
         texts = [{"group_id": group_id, "position": n, "text": text} for n in range(3)]
         writes = [
             Write(insert_transcripts(), texts),
             Write(update_each_group(), [{"group_id": group_id, "status_reason": "why"}]),
         ]
-        with connection.begin_nested() as added:
-            write(connection, writes, statements)
+        with session.core.begin_nested() as added:
+            num_statements = write(session, writes, statements)
             added.rollback()
+        return num_statements
 
-    async with transaction(url) as connection:
-        await connection.run_sync(add)
-    assert len(statements) == 2
+    assert await store._database.write(add) == 2
 
 
 async def test_cursors_of_every_kind_are_written_together(buffer: Buffer) -> None:
@@ -155,15 +156,15 @@ async def test_cursors_of_every_kind_are_written_together(buffer: Buffer) -> Non
         assert {name: await buffer.cursor(name) for name in cursors} == cursors
 
 
-async def test_postponed_writes_are_seen_by_the_next_statement(store: Store, url: str) -> None:
+async def test_postponed_writes_are_seen_by_the_next_statement(store: Store) -> None:
     await store.buffer("math")
     found: list[list[str]] = []
 
-    def work(connection: Connection) -> None:
-        started = store._database.backend.now(connection)
+    def work(session: Session) -> None:
+        started = session.now()
         for name in ("first", "second"):
-            postpone(connection, Write(insert(run), [new_run(name, started)]))
-        found.append([row.name for row in execute(connection, select(run.c.name))])
+            session.postpone(Write(insert(run), [new_run(name, started)]))
+        found.append([row.name for row in session.run(select(run.c.name))])
 
     await store._database.write(work)
     [names] = found
@@ -174,9 +175,9 @@ async def test_postponed_writes_are_seen_by_the_next_statement(store: Store, url
 async def test_postponed_writes_of_a_failed_transaction_are_discarded(store: Store) -> None:
     await store.buffer("math")
 
-    def work(connection: Connection) -> None:
-        started = store._database.backend.now(connection)
-        postpone(connection, Write(insert(run), [new_run("never", started)]))
+    def work(session: Session) -> None:
+        started = session.now()
+        session.postpone(Write(insert(run), [new_run("never", started)]))
         raise ValueError("this transaction fails")
 
     with pytest.raises(ValueError, match="this transaction fails"):

@@ -421,4 +421,4 @@ async def test_a_read_only_store_deletes_nothing(store: Store, url: str) -> None
         assert (await operations.delete_buffer(reading, "math", dry_run=True)).num_groups == 2
         with pytest.raises(rdb.DatabaseReadOnlyError):
             await operations.delete_buffer(reading, "math")
-    assert (await store._database.read(lambda it: it.execute(select(task)).all())) != []
+    assert (await store._database.read(lambda it: it.run(select(task)))) != []

@@ -14,7 +14,6 @@ from sqlalchemy import delete, insert, select, text, update
 import replaydb as rdb
 from operations.conftest import populate
 from replaydb import Store
-from replaydb.database.engines import backend_for
 from replaydb.database.tables.schema import (
     buffer,
     episode,
@@ -149,10 +148,8 @@ async def test_groups_that_contradict_their_rows(populated: str, statement: Any,
 
 async def test_rows_without_parents(populated_sqlite_url: str) -> None:
     """PostgreSQL prevents them."""
-    engine = backend_for(populated_sqlite_url).schema.engine()
-    async with engine.begin() as connection:
+    async with transaction(populated_sqlite_url, foreign_keys=False) as connection:
         await connection.execute(delete(episode_group).where(episode_group.c.id == 3))
-    await engine.dispose()
     found = {one.where: one.what for one in (await verified(populated_sqlite_url)).problems}
     assert found["table episode"] == "2 rows refer to missing rows of episode_group"
     assert found["table payload"] == "1 rows refer to missing rows of episode_group"

@@ -27,7 +27,7 @@ from replaydb.operations.verify import (
     select_mismatched_leases,
 )
 from replaydb.packs import PayloadStore
-from support.connections import transaction
+from support.connections import CoreSession, transaction
 
 # Built once and combined into one statement, as building and executing many is slow.
 ORPHANS = select(
@@ -60,12 +60,18 @@ async def check_invariants(url: str, *, idle_leases: bool = False) -> list[Row]:
         return await check_tables(connection, idle_leases=idle_leases)
 
 
+async def _wrong_counters(connection: AsyncConnection, buffer_id: int) -> Any:
+    return await connection.run_sync(
+        lambda core: recount.wrong_counters(CoreSession(core), buffer_id)
+    )
+
+
 async def check_tables(connection: AsyncConnection, *, idle_leases: bool) -> list[Row]:
     """Check the invariants as `check_invariants` does, on an open connection."""
     groups = await _rows(connection, select(episode_group))
     for one in await _rows(connection, select(buffer)):
         mine = [row for row in groups if row["buffer_id"] == one["id"]]
-        assert await connection.run_sync(recount.wrong_counters, one["id"]) == {}
+        assert await _wrong_counters(connection, one["id"]) == {}
         for row in mine:
             _check_group(row, one)
     await _check_leases(connection, groups, idle_leases)
@@ -178,7 +184,7 @@ async def _check_children(connection: AsyncConnection) -> None:
 
 async def _check_packs(connection: AsyncConnection) -> None:
     """The reference counts of packs are correct, and referenced packs exist."""
-    assert await connection.run_sync(packs.miscounted) == []
+    assert await connection.run_sync(lambda core: packs.miscounted(CoreSession(core))) == []
     stores = await _rows(connection, select(payload_place))
     existing: set[str] = set()
     for row in stores:

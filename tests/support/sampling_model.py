@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 import replaydb as rdb
 from replaydb.buffer.requests import draw_request
@@ -14,6 +14,7 @@ from replaydb.database.repository import draws
 from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
+from replaydb.database.runtime.session import Session
 from replaydb.domain.policies import SamplingPolicy
 from support.draw_frequencies import DrawFrequencies
 
@@ -148,11 +149,11 @@ def request(n: int | Mapping[str, int], policy: SamplingPolicy, **more: Any) -> 
 async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> list[Drawn]:
     """Draw without reading payloads, several draws per transaction, to be fast."""
 
-    def several(count: int) -> Callable[[Scope, Connection], list[Drawn]]:
-        def work(scope: Scope, connection: Connection) -> list[Drawn]:
+    def several(count: int) -> Callable[[Scope, Session], list[Drawn]]:
+        def work(scope: Scope, session: Session) -> list[Drawn]:
             drawn = []
             for _ in range(count):
-                with tasks_locked(connection, scope, wanted.tasks) as locked:
+                with tasks_locked(session, scope, wanted.tasks) as locked:
                     drawn.append(draws.draw(locked, wanted))
             return drawn
 

@@ -41,7 +41,7 @@ def counted_work(store: Store) -> Iterator[Work]:
         values = parameters.values() if isinstance(parameters, dict) else parameters
         work.parameters += sum(len(it) if isinstance(it, list | tuple) else 1 for it in values)
         if connection.dialect.name == "sqlite":
-            connection.connection.driver_connection._conn.set_progress_handler(step, 1)
+            connection.connection.driver_connection.set_progress_handler(step, 1)
 
     with watched(store, count, writes=False):
         yield work

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from sqlalchemy import URL, ColumnElement, Connection, Select, select
+from sqlalchemy import URL, ColumnElement, Select, select
 
 from replaydb.analysis.columns import Damaged, to_damaged
 from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
@@ -21,7 +21,7 @@ from replaydb.analysis.tables import Names, Where, Which
 from replaydb.analysis.token_rows import batch_of_tokens, token_schema
 from replaydb.buffer.drawing import reasons
 from replaydb.database.repository import groups
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SHOWN
 from replaydb.database.statements.scans import WINDOW, Scan
 from replaydb.database.tables.expressions import among
@@ -166,9 +166,9 @@ def _decoded_groups(
     damaged: Damaged,
     omitted: list[int] | None,
 ) -> Iterable[DecodedGroup]:
-    def work(connection: Connection) -> Stored:
-        rows = execute(connection, select_groups_with_names(condition, ids))
-        return groups.stored(source.backend, connection, [row._asdict() for row in rows])
+    def work(session: Session) -> Stored:
+        rows = session.run(select_groups_with_names(condition, ids))
+        return groups.stored(session, [row._asdict() for row in rows])
 
     stored = source.stored(work)
     payloads = _by_group(stored.payloads)

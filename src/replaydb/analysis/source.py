@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Select, select
+from sqlalchemy import URL, Select, select
 
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.payloads import Payloads
-from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.statements.scans import Scan
 from replaydb.database.tables.records import Stored
@@ -43,11 +43,11 @@ class Source:
         """Engine of the database."""
         return self._database.backend
 
-    def read(self, work: Callable[[Connection], T]) -> T:
+    def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in one read-only snapshot."""
         return self._thread.run(lambda: self._database.read(work, end=end_in(BULK_SECONDS)))
 
-    def stored(self, work: Callable[[Connection], Stored]) -> Stored:
+    def stored(self, work: Callable[[Session], Stored]) -> Stored:
         """Read groups with `work`, with payloads inside or outside the database."""
 
         async def run() -> Stored:
@@ -59,25 +59,25 @@ class Source:
 
     def buffer_ids(self) -> dict[str, int]:
         """Return the ids of all buffers by name."""
-        rows = self.read(lambda connection: execute(connection, select_buffer_ids()))
+        rows = self.read(lambda session: session.run(select_buffer_ids()))
         return {row.name: row.id for row in rows}
 
     def pages(self, scan: Scan) -> Iterator[list[Any]]:
         """Yield the pages of a scan; each page is a consistent snapshot."""
-        top = self.read(lambda connection: _value(connection, scan.top))
+        top = self.read(lambda session: _value(session, scan.top))
         start, after = scan.start, None
         while top is not None and start != top:
 
             def work(
-                connection: Connection, start: Any = start, after: Any = after
+                session: Session, start: Any = start, after: Any = after
             ) -> tuple[Any, int, Any]:
-                end = _value(connection, scan.end_of_window(start, top))
+                end = _value(session, scan.end_of_window(start, top))
                 if end is None:
                     return None, 0, []
                 limit = PAGE
                 if (sizes := scan.sizes(start, end, after, PAGE)) is not None:
-                    limit = fitting([row[0] for row in execute(connection, sizes)])
-                return end, limit, execute(connection, scan.page(start, end, after, limit))
+                    limit = fitting([row[0] for row in session.run(sizes)])
+                return end, limit, session.run(scan.page(start, end, after, limit))
 
             end, limit, rows = self.read(work)
             if rows:
@@ -121,8 +121,8 @@ def fitting(sizes: Sequence[int]) -> int:
     return PAGE if number == len(sizes) else number
 
 
-def _value(connection: Connection, statement: Any) -> Any:
-    [(value,)] = execute(connection, statement)
+def _value(session: Session, statement: Any) -> Any:
+    [(value,)] = session.run(statement)
     return value
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, select
 
 from replaydb.buffer.waiting import Explain, Waiter
 from replaydb.database.filters import compiling
@@ -20,7 +20,7 @@ from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope, UnfinishedMaintenanceError
 from replaydb.database.repository.locking import behind_locked, tasks_locked
 from replaydb.database.repository.policy import Advance
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 #: Changes the buffer of a scope in a transaction.
-Work: TypeAlias = Callable[[Scope, Connection], T]
+Work: TypeAlias = Callable[[Scope, Session], T]
 
 
 class BufferCore:
@@ -107,7 +107,7 @@ class BufferCore:
         """
         self._set_row(
             await self._database.read(
-                lambda connection: buffers.state(connection, self.id, self.name), single=True
+                lambda session: buffers.state(session, self.id, self.name), single=True
             )
         )
         return self.policy_version
@@ -191,7 +191,7 @@ class BufferCore:
 
     async def _read(
         self,
-        work: Callable[[Connection], T],
+        work: Callable[[Session], T],
         end: float | None = None,
         *,
         has_any: Callable[[T], bool] = bool,
@@ -212,22 +212,20 @@ class BufferCore:
             UnknownBufferError: The buffer was deleted.
         """
 
-        def checked(connection: Connection) -> T:
+        def checked(session: Session) -> T:
             try:
-                found = work(connection)
+                found = work(session)
             except ReplayDBError:
-                buffers.state(connection, self.id, self.name)
+                buffers.state(session, self.id, self.name)
                 raise
             if not has_any(found):
-                buffers.state(connection, self.id, self.name)
+                buffers.state(session, self.id, self.name)
             return found
 
         return await self._database.read(checked, end=end, single=single)
 
     async def _is_deleted(self, run: RunRow, end: float) -> bool:
-        found = await self._database.read(
-            lambda it: execute(it, select_run(self._run_name)), end=end
-        )
+        found = await self._database.read(lambda it: it.run(select_run(self._run_name)), end=end)
         return run.id not in [row.id for row in found]
 
     async def _maintain(self, due: UnfinishedMaintenanceError, end: float) -> None:
@@ -237,8 +235,8 @@ class BufferCore:
             DatabaseUnavailableError: It takes too long. What was done is kept.
         """
 
-        def work(scope: Scope, connection: Connection) -> bool:
-            with tasks_locked(connection, scope, due.task_names, sweeps=False) as buffer:
+        def work(scope: Scope, session: Session) -> bool:
+            with tasks_locked(session, scope, due.task_names, sweeps=False) as buffer:
                 return maintenance.step(buffer, evicts=due.evicts)
 
         done, num_steps = False, 0
@@ -258,16 +256,16 @@ class BufferCore:
             await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
         self._database.signal.announce()
 
-    def _is_maintenance_due(self, connection: Connection) -> bool:
-        now = self._database.backend.now(connection)
-        [(due,)] = execute(connection, select(maintenance.is_due(self._row, now)))
+    def _is_maintenance_due(self, session: Session) -> bool:
+        now = session.now()
+        [(due,)] = session.run(select(maintenance.is_due(self._row, now)))
         return bool(due)
 
     async def _run_due_maintenance(self, end: float | None) -> None:
         """Do all maintenance that is due, as a draw from all tasks does first, and commit it."""
 
-        def work(scope: Scope, connection: Connection) -> None:
-            with tasks_locked(connection, scope, None) as buffer:
+        def work(scope: Scope, session: Session) -> None:
+            with tasks_locked(session, scope, None) as buffer:
                 aging.check_expired(buffer)
 
         await self._write(work, end)
@@ -284,8 +282,8 @@ class BufferCore:
     async def _catch_up(self, end: float, *, expiring: bool) -> None:
         size, *_ = aging.STEP_GROUPS
 
-        def work(scope: Scope, connection: Connection) -> tuple[bool, float]:
-            with behind_locked(connection, scope, aging.TASKS, expiring=expiring) as buffer:
+        def work(scope: Scope, session: Session) -> tuple[bool, float]:
+            with behind_locked(session, scope, aging.TASKS, expiring=expiring) as buffer:
                 start = time.perf_counter()
                 aging.step(buffer, size)
                 task_states = buffer.task_states.values()
@@ -318,7 +316,7 @@ class BufferCore:
         if done.is_behind:
             await self._follow_policy(end)
             after, _ = await self._database.read(
-                lambda connection: aging.progress(tasks.read(connection, self.id).values()), end=end
+                lambda session: aging.progress(tasks.read(session, self.id).values()), end=end
             )
         return after - done.before
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Self
 
 import numpy as np
-from sqlalchemy import Connection
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
@@ -29,6 +28,7 @@ from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
 from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import allowance, end_in
 from replaydb.database.tables.records import Decoded, Stored
 from replaydb.domain.episodes import GroupStatus
@@ -91,7 +91,7 @@ class Drawing(BufferCore):
             return True
         try:
             available = await self._read(
-                lambda connection: buffers.available(connection, self.id), end, single=True
+                lambda session: buffers.available(session, self.id), end, single=True
             )
         except DatabaseUnavailableError:
             return True  # the draw itself waits for the database
@@ -110,7 +110,7 @@ class Drawing(BufferCore):
         """Return the request with the groups that meet its filters. A lock-free read."""
         is_single = len(request.quotas) == 1 and not request.has_ordered_filter
         return await self._read(
-            lambda connection: preview.with_candidates(connection, self._row, request),
+            lambda session: preview.with_candidates(session, self._row, request),
             end,
             has_any=lambda it: it.may_suffice,
             single=is_single and not self._row.settings.indexed_tags,
@@ -132,7 +132,7 @@ class Drawing(BufferCore):
             if is_draw and await self._database.read(self._is_maintenance_due, end=end):
                 await self._run_due_maintenance(end)
             await self._database.read(
-                lambda connection: shortage.explain(connection, self.id, request, error),
+                lambda session: shortage.explain(session, self.id, request, error),
                 end=end_in(EXPLAIN_SECONDS),
             )
 
@@ -140,11 +140,11 @@ class Drawing(BufferCore):
         drawn: Drawn | None = None
         has_text = False
 
-        def work(scope: Scope, connection: Connection) -> Drawn:
+        def work(scope: Scope, session: Session) -> Drawn:
             nonlocal drawn, has_text
             is_recorded = scope.row.settings.record_draws and not request.is_claim
             with tasks_locked(
-                connection,
+                session,
                 scope,
                 request.tasks,
                 draws=is_recorded,
@@ -159,10 +159,10 @@ class Drawing(BufferCore):
             drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
 
-        def read(connection: Connection, result: Drawn, pinned: Callable[[], object]) -> Stored:
-            buffers.begin_snapshot(connection, self.id)
+        def read(session: Session, result: Drawn, pinned: Callable[[], object]) -> Stored:
+            buffers.begin_snapshot(session, self.id)
             pinned()
-            return draws.read_in_snapshot(self._database.backend, connection, result)
+            return draws.read_in_snapshot(session, result)
 
         def undone() -> None:
             nonlocal drawn
@@ -229,10 +229,10 @@ class Drawing(BufferCore):
         lease_id = drawn.lease_id
         names = frozenset(drawn.task_names)
 
-        def work(scope: Scope, connection: Connection) -> None:
+        def work(scope: Scope, session: Session) -> None:
             # The draw holds the same locks until it ends. If its commit is still on its way to the
             # server, this waits for it instead of finding no lease.
-            with tasks_locked(connection, scope, names) as buffer:
+            with tasks_locked(session, scope, names) as buffer:
                 leases.nack(buffer, lease_id, None, reason, attempts=0)
 
         end = end_in(ttl)
@@ -265,11 +265,11 @@ class Drawing(BufferCore):
             draw_id: Id of the draw, if it is recorded.
         """
 
-        def work(scope: Scope, connection: Connection) -> list[int]:
-            with buffer_locked(connection, scope) as buffer:
+        def work(scope: Scope, session: Session) -> list[int]:
+            with buffer_locked(session, scope) as buffer:
                 rows = [
                     row
-                    for row in groups.scalars(connection, self.id, sorted(damaged))
+                    for row in groups.scalars(session, self.id, sorted(damaged))
                     # A group replaced meanwhile has other content, which may be intact.
                     if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
                 ]

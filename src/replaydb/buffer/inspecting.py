@@ -7,7 +7,7 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
@@ -19,6 +19,7 @@ from replaydb.database.filters.group_columns import col
 from replaydb.database.repository import groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.tables.records import Decoded, Stored
 from replaydb.domain import checks
@@ -90,7 +91,7 @@ class Inspecting(BufferCore):
             checks.optional(checks.whole_number, "limit", limit),
         )
         return await self._read(
-            lambda connection: find(connection, self._row, listing), end=end_in(BULK_SECONDS)
+            lambda session: find(session, self._row, listing), end=end_in(BULK_SECONDS)
         )
 
     async def get(
@@ -118,11 +119,9 @@ class Inspecting(BufferCore):
         if wanted is None:
             raise InvalidInputError("ids", "ids or uids", "neither")
 
-        def work(connection: Connection) -> tuple[dict[int | str, int], Stored]:
-            known = groups.ids_by_name(connection, self.id, wanted)
-            return known, groups.fetch(
-                self._database.backend, connection, self.id, sorted(set(known.values()))
-            )
+        def work(session: Session) -> tuple[dict[int | str, int], Stored]:
+            known = groups.ids_by_name(session, self.id, wanted)
+            return known, groups.fetch(session, self.id, sorted(set(known.values())))
 
         end = end_in(BULK_SECONDS)
         known, stored = await self._read(work, end, has_any=lambda it: bool(it[1].groups))
@@ -159,7 +158,7 @@ class Inspecting(BufferCore):
         first = checks.whole_number("position", position)
         most = checks.whole_number("limit", limit)
         return await self._read(
-            lambda connection: groups.episodes(connection, self.id, number, first, most),
+            lambda session: groups.episodes(session, self.id, number, first, most),
             single=True,
         )
 
@@ -177,13 +176,13 @@ class Inspecting(BufferCore):
         """
         wanted = checks.ids("ids", ids)
         return await self._read(
-            lambda connection: groups.texts(connection, self.id, wanted), end=end_in(BULK_SECONDS)
+            lambda session: groups.texts(session, self.id, wanted), end=end_in(BULK_SECONDS)
         )
 
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         end = end_in(BULK_SECONDS)
         stored = await self._read(
-            lambda connection: groups.fetch(self._database.backend, connection, self.id, ids),
+            lambda session: groups.fetch(session, self.id, ids),
             end=end,
         )
         return await self._decoded(stored, end)
@@ -213,9 +212,7 @@ class Inspecting(BufferCore):
         which = self._selection(tasks, statuses, where)
         most = checks.optional(checks.whole_number, "limit", limit)
         return await self._read(
-            lambda connection: groups.count(
-                connection, narrowed(connection, self._row, which), most
-            ),
+            lambda session: groups.count(session, narrowed(session, self._row, which), most),
             end=end_in(BULK_SECONDS),
             single=which.where is None,  # a filter may use a tag index
         )
@@ -235,7 +232,7 @@ class Inspecting(BufferCore):
         """
         sums = checks.flag("totals", totals)
         return await self._read(
-            lambda connection: groups.stats(connection, self.id, self.name, sums=sums),
+            lambda session: groups.stats(session, self.id, self.name, sums=sums),
             end=end_in(BULK_SECONDS) if sums else None,
             single=True,
         )
@@ -264,7 +261,7 @@ class Inspecting(BufferCore):
         """
         which = self._selection(tasks, None, where)
         return await self._read(
-            lambda connection: lineage.prompts(connection, narrowed(connection, self._row, which))
+            lambda session: lineage.prompts(session, narrowed(session, self._row, which))
         )
 
     async def cursor(self, name: str) -> Any:
@@ -280,9 +277,7 @@ class Inspecting(BufferCore):
             InvalidInputError: `name` is invalid.
         """
         checks.name("name", name)
-        return await self._read(
-            lambda connection: lineage.cursor(connection, self.id, name), single=True
-        )
+        return await self._read(lambda session: lineage.cursor(session, self.id, name), single=True)
 
     async def draws(
         self,
@@ -318,7 +313,7 @@ class Inspecting(BufferCore):
             "before": checks.optional(checks.whole_number, "before", before),
             "limit": checks.whole_number("limit", limit, least=1),
         }
-        return await self._read(lambda connection: lineage.draws(connection, self.id, **which))
+        return await self._read(lambda session: lineage.draws(session, self.id, **which))
 
     async def steps(
         self,
@@ -350,7 +345,7 @@ class Inspecting(BufferCore):
             "below": checks.optional(checks.whole_number, "below", below),
             "limit": checks.whole_number("limit", limit),
         }
-        return await self._read(lambda connection: lineage.steps(connection, self.id, **which))
+        return await self._read(lambda session: lineage.steps(session, self.id, **which))
 
     async def redraw(self, draw_id: int, ids: Iterable[int] | None = None) -> Batch:
         """Return the batch of an earlier draw again. Nothing is counted or recorded.
@@ -373,14 +368,14 @@ class Inspecting(BufferCore):
         number = checks.whole_number("draw_id", draw_id)
         wanted = checks.optional(checks.ids, "ids", ids)
 
-        def work(connection: Connection) -> tuple[DrawInfo, Stored]:
-            record = lineage.find_draw(connection, self.id, number)
+        def work(session: Session) -> tuple[DrawInfo, Stored]:
+            record = lineage.find_draw(session, self.id, number)
             if record is None:
                 raise UnknownDrawError(number)
             chosen = record.group_ids if wanted is None else wanted
             if others := sorted(set(chosen) - set(record.group_ids)):
                 raise InvalidInputError("ids", f"groups of draw {number}", others)
-            return record, groups.fetch(self._database.backend, connection, self.id, chosen)
+            return record, groups.fetch(session, self.id, chosen)
 
         end = end_in(BULK_SECONDS)
         record, stored = await self._read(work, end=end)
@@ -427,9 +422,7 @@ class Inspecting(BufferCore):
         number = checks.whole_number("draws", draws, least=1)
 
         found = await self._read(
-            lambda connection: metrics.collect(
-                self._database.backend, connection, self.id, self.name, number, sums=sums
-            ),
+            lambda session: metrics.collect(session, self.id, self.name, number, sums=sums),
             end=end_in(BULK_SECONDS) if sums else None,
             single=True,
         )

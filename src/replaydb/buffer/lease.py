@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from sqlalchemy import Connection
 
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
@@ -18,6 +17,7 @@ from replaydb.buffer.tracing import traced
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
+from replaydb.database.runtime.session import Session
 from replaydb.domain import checks
 from replaydb.domain.results import AckReport
 from replaydb.errors import (
@@ -257,8 +257,8 @@ class Lease:
         if not self.id:
             return
 
-        def work(scope: Scope, connection: Connection) -> bool:
-            with lease_locked(connection, scope, self.id, chosen) as buffer:
+        def work(scope: Scope, session: Session) -> bool:
+            with lease_locked(session, scope, self.id, chosen) as buffer:
                 return leases.nack(buffer, self.id, chosen, why)
 
         self._released(chosen, await self._buffer._write(work))
@@ -285,8 +285,8 @@ class Lease:
         if not self.id:
             return
 
-        def work(scope: Scope, connection: Connection) -> None:
-            with lease_locked(connection, scope, self.id) as buffer:
+        def work(scope: Scope, session: Session) -> None:
+            with lease_locked(session, scope, self.id) as buffer:
                 leases.fail(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
@@ -310,8 +310,8 @@ class Lease:
         if not self.id:
             return
 
-        def work(scope: Scope, connection: Connection) -> bool:
-            with lease_locked(connection, scope, self.id, chosen) as buffer:
+        def work(scope: Scope, session: Session) -> bool:
+            with lease_locked(session, scope, self.id, chosen) as buffer:
                 return leases.reject(buffer, self.id, chosen, why)
 
         self._released(chosen, await self._buffer._write(work))
@@ -332,9 +332,9 @@ class Lease:
         async with self._extending:  # a concurrent heartbeat would use the old ttl
             seconds = self.ttl if wanted is None else wanted
 
-            def work(scope: Scope, connection: Connection) -> None:
-                now = scope.backend.now(connection)
-                leases.extend(connection, scope.buffer_id, self.id, now, seconds)
+            def work(scope: Scope, session: Session) -> None:
+                now = session.now()
+                leases.extend(session, scope.buffer_id, self.id, now, seconds)
 
             await self._buffer._write(work, announces=False)
             self.ttl = seconds

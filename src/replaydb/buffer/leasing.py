@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
@@ -20,6 +20,7 @@ from replaydb.database.repository.draw_request import Drawn, LeaseTerms
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked, lease_locked
 from replaydb.database.repository.policy import Advance, advance
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.database.statements.lease import select_leased
 from replaydb.domain import checks
@@ -151,12 +152,12 @@ class Leasing(Drawing):
         number = checks.whole_number("lease_id", lease_id)
         seconds, loads = checks.duration("ttl", ttl), checks.flag("load", load)
 
-        def extend(scope: Scope, connection: Connection) -> None:
-            now = scope.backend.now(connection)
-            leases.extend(connection, self.id, number, now, seconds)
+        def extend(scope: Scope, session: Session) -> None:
+            now = session.now()
+            leases.extend(session, self.id, number, now, seconds)
 
-        def list_groups(connection: Connection) -> Mapping[int, int]:
-            found = leases.members(self._database.backend, connection, self.id, number)
+        def list_groups(session: Session) -> Mapping[int, int]:
+            found = leases.members(session, self.id, number)
             return {row.group_id: row.num_tokens for row in found}
 
         async def opened() -> Lease:
@@ -198,8 +199,8 @@ class Leasing(Drawing):
     async def _leased(self, lease_id: int, ids: list[int] | None, end: float) -> Result:
         """Read groups of a lease."""
 
-        def read(connection: Connection) -> Drawn:
-            return leases.fetch_leased(self._database.backend, connection, self.id, lease_id, ids)
+        def read(session: Session) -> Drawn:
+            return leases.fetch_leased(session, self.id, lease_id, ids)
 
         return await self._delivered(await self._database.read(read, end=end), end)
 
@@ -258,13 +259,13 @@ class Leasing(Drawing):
                 result = leases.ack(buffer, lease_id, ids)
             buffer.cursors |= cursors
 
-        def work(scope: Scope, connection: Connection) -> None:
-            with lease_locked(connection, scope, lease_id, ids) as buffer:
+        def work(scope: Scope, session: Session) -> None:
+            with lease_locked(session, scope, lease_id, ids) as buffer:
                 settle(buffer)
 
-        def work_and_advance(version: int, scope: Scope, connection: Connection) -> Advance:
+        def work_and_advance(version: int, scope: Scope, session: Session) -> Advance:
             reads = [select_leased(self.id, lease_id, ids)]
-            with buffer_locked(connection, scope, reads=reads) as buffer:
+            with buffer_locked(session, scope, reads=reads) as buffer:
                 settle(buffer)  # first: the staleness of archived groups is that of their step
                 return advance(buffer, version)
 
@@ -295,8 +296,8 @@ class Leasing(Drawing):
         given = checks.optional(checks.string, "reason", reason)
         why = "revoked" if given is None else f"revoked: {given}"
 
-        def work(scope: Scope, connection: Connection) -> list[int]:
-            with lease_locked(connection, scope, number) as buffer:
+        def work(scope: Scope, session: Session) -> list[int]:
+            with lease_locked(session, scope, number) as buffer:
                 return leases.revoke(buffer, number, why)
 
         return await self._write(work)
@@ -325,8 +326,8 @@ class Leasing(Drawing):
         """
         with_expired = checks.flag("expired", expired)
 
-        def work(connection: Connection) -> list[LeaseInfo]:
-            now = self._database.backend.now(connection)
-            return leases.list_leases(connection, self.id, now, expired=with_expired)
+        def work(session: Session) -> list[LeaseInfo]:
+            now = session.now()
+            return leases.list_leases(session, self.id, now, expired=with_expired)
 
         return await self._read(work)

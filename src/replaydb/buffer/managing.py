@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.drawing import reasons
@@ -20,7 +20,7 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.repository.policy import Advance, advance, apply_settings
 from replaydb.database.repository.updates import Update, apply
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.statements.episode_group import select_scalars_by_id
 from replaydb.database.tables.records import PUTTABLE
@@ -65,9 +65,9 @@ class Managing(Inspecting):
             raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "no condition")
         which = self._selection(tasks, statuses, where, ids, uids)
 
-        def work(scope: Scope, connection: Connection) -> int:
-            with buffer_locked(connection, scope) as buffer:
-                condition = tags.narrowed(connection, buffer.row, which)
+        def work(scope: Scope, session: Session) -> int:
+            with buffer_locked(session, scope) as buffer:
+                condition = tags.narrowed(session, buffer.row, which)
                 return transitions.delete(buffer, condition, "deleted")
 
         return await self._write(work, end_in(BULK_SECONDS))
@@ -94,10 +94,10 @@ class Managing(Inspecting):
         if not new:
             return 0
 
-        def work(scope: Scope, connection: Connection) -> int:
+        def work(scope: Scope, session: Session) -> int:
             read = select_scalars_by_id(self.id, sorted(new))
-            with buffer_locked(connection, scope, reads=[read]) as buffer:
-                rows = execute(connection, read)
+            with buffer_locked(session, scope, reads=[read]) as buffer:
+                rows = session.run(read)
                 archived = (row.id for row in rows if row.group_status == GroupStatus.ARCHIVED)
                 buffer.kept |= dict.fromkeys(archived)
                 return groups.update_priorities(buffer, rows, new)
@@ -158,8 +158,8 @@ class Managing(Inspecting):
             checks.optional(checks.string, "reason", reason),
         )
 
-        def work(scope: Scope, connection: Connection) -> int:
-            with buffer_locked(connection, scope) as buffer:
+        def work(scope: Scope, session: Session) -> int:
+            with buffer_locked(session, scope) as buffer:
                 return apply(buffer, change)
 
         return await self._write(work, end_in(BULK_SECONDS))
@@ -201,8 +201,8 @@ class Managing(Inspecting):
         number = checks.policy_version("version", version)
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
-        def work(scope: Scope, connection: Connection) -> Advance:
-            with buffer_locked(connection, scope) as buffer:
+        def work(scope: Scope, session: Session) -> Advance:
+            with buffer_locked(session, scope) as buffer:
                 return advance(buffer, number, rewind=rewind, take_over=take_over)
 
         return await self._advance(work)
@@ -224,8 +224,8 @@ class Managing(Inspecting):
         """
         wanted = all_changes(settings, changes)
 
-        def work(scope: Scope, connection: Connection) -> tuple[bool, BufferRow]:
-            with buffer_locked(connection, scope) as buffer:
+        def work(scope: Scope, session: Session) -> tuple[bool, BufferRow]:
+            with buffer_locked(session, scope) as buffer:
                 apply_settings(buffer, wanted)
                 return any(one.is_expiring for one in buffer.task_states.values()), buffer.row
 
@@ -240,8 +240,8 @@ class Managing(Inspecting):
     async def _index_tags(self) -> None:
         """Build and remove tag indexes as the settings require, in short transactions."""
 
-        def work(scope: Scope, connection: Connection) -> BufferRow:
-            with buffer_locked(connection, scope) as buffer:
+        def work(scope: Scope, session: Session) -> BufferRow:
+            with buffer_locked(session, scope) as buffer:
                 tags.continue_indexing(buffer)
                 return buffer.row
 
@@ -286,9 +286,9 @@ class Managing(Inspecting):
         checks.optional(checks.function, "progress", progress)
         which = self._selection(tasks, statuses, where)
 
-        def chosen(connection: Connection) -> Sequence[int]:
-            condition = tags.narrowed(connection, self._row, which)
-            return groups.ids(connection, condition & groups.COPYABLE)
+        def chosen(session: Session) -> Sequence[int]:
+            condition = tags.narrowed(session, self._row, which)
+            return groups.ids(session, condition & groups.COPYABLE)
 
         ids = await self._database.read(chosen)
         runs = await self._origins()
@@ -314,9 +314,9 @@ class Managing(Inspecting):
         A run without a lineage gets the lineage that this buffer follows.
         """
         row, runs = await self._database.read(
-            lambda connection: (
-                buffers.state(connection, self.id, self.name),
-                buffers.all_runs(connection),
+            lambda session: (
+                buffers.state(session, self.id, self.name),
+                buffers.all_runs(session),
             )
         )
         return {

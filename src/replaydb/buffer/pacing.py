@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Select, select
 
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.requests import eligible
 from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, groups, maintenance
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, RateLimitedError
@@ -62,8 +62,8 @@ class Pacing(BufferCore):
         condition = compiling.all_of(eligible(where, None, runs).values())
         most = fewer or least or 0
 
-        def count(connection: Connection, row: BufferRow) -> Select[int]:
-            return groups.select_number(connection, row, names, several, condition, most)
+        def count(session: Session, row: BufferRow) -> Select[int]:
+            return groups.select_number(session, row, names, several, condition, most)
 
         found = await self._number(
             count,
@@ -122,7 +122,7 @@ class Pacing(BufferCore):
         names = checks.names("tasks", tasks)
         putters = checks.names("runs", runs)
 
-        def ahead(_connection: Connection, row: BufferRow) -> Select[int]:
+        def ahead(_session: Session, row: BufferRow) -> Select[int]:
             return groups.select_number_in_flight(row, names, putters, stalest)
 
         found = await self._number(
@@ -135,7 +135,7 @@ class Pacing(BufferCore):
 
     async def _number(
         self,
-        count: Callable[[Connection, BufferRow], Select[int]],
+        count: Callable[[Session, BufferRow], Select[int]],
         accepts: Callable[[int], bool],
         reason: str,
         timeout: float | None,
@@ -149,11 +149,11 @@ class Pacing(BufferCore):
             timeout: Seconds to wait.
         """
 
-        def work(connection: Connection) -> tuple[int, bool]:
-            row = buffers.state(connection, self.id, self.name)
-            now = row.time(self._database.backend, connection)
-            number = count(connection, row).scalar_subquery()
-            [found] = execute(connection, select(number, maintenance.is_due(row, now)))
+        def work(session: Session) -> tuple[int, bool]:
+            row = buffers.state(session, self.id, self.name)
+            now = row.time(session)
+            number = count(session, row).scalar_subquery()
+            [found] = session.run(select(number, maintenance.is_due(row, now)))
             return tuple(found)
 
         try:

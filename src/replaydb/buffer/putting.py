@@ -9,11 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-from sqlalchemy import Connection
-
-from replaydb.buffer.core import BufferCore, Work
+from replaydb.buffer.core import BufferCore
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import incremental_groups, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
@@ -23,6 +21,7 @@ from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError, record_unused
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.runtime.group_commit import Gate, GroupCommit, Submission
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database, allowance, end_in
 from replaydb.database.tables.records import (
     GroupRecord,
@@ -49,7 +48,6 @@ logger = logging.getLogger(__name__)
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
 
-T = TypeVar("T")
 
 #: Errors after which a put waits and tries again.
 _RETRIED_ERRORS = (RateLimitedError, BufferFullError)
@@ -70,10 +68,10 @@ class Putting(BufferCore):
         self._known_tasks: frozenset[str] = frozenset()
         self._is_restart_logged = False
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
-            self._commit_puts, allowance, self._settling_seconds
+            lambda *batch: self._commit(puts.put, *batch), allowance, self._settling_seconds
         )
         self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
-            self._commit_additions, allowance, self._settling_seconds
+            lambda *batch: self._commit(_add, *batch), allowance, self._settling_seconds
         )
 
     async def put(
@@ -282,8 +280,8 @@ class Putting(BufferCore):
             origin = RunRow((await self._run(end_in(allowance()))).id, None)
         else:
             origin = await self._database.write(
-                lambda connection: find_or_add_run(
-                    connection, run.name, run.lineage, run.metadata, run.started_at
+                lambda session: find_or_add_run(
+                    session, run.name, run.lineage, run.metadata, run.started_at
                 )
             )
         records = await self._encode(copies, None)
@@ -353,86 +351,58 @@ class Putting(BufferCore):
                     put = replace(put, was_refused=True)
                     await waiter.wait(error)
 
-    async def _commit_puts(
-        self, several: Sequence[Put], gate: Gate, end: float
-    ) -> Sequence[list[int] | Exception]:
-        def work(scope: Scope, connection: Connection) -> list[list[int] | ReplayDBError]:
-            outcomes = puts.put(connection, scope, self._known_tasks, several)
-            if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
-                raise _RefusedError(outcomes)
-            return outcomes
-
-        payloads = [part for put in several for record in put.records for part in record.payloads]
-        try:
-            outcomes = await self._store(payloads, work, gate, end)
-        except _RefusedError as refused:
-            return refused.outcomes
-        self._known_tasks |= {
-            record.task_name
-            for put, outcome in zip(several, outcomes, strict=True)
-            if not isinstance(outcome, ReplayDBError)
-            for record in put.records
-        }
-        return outcomes
-
-    async def _commit_additions(
-        self, several: Sequence[Addition], gate: Gate, end: float
-    ) -> Sequence[GroupStatus | Exception]:
-        def work(scope: Scope, connection: Connection) -> list[GroupStatus | ReplayDBError]:
-            found = incremental_groups.targets(connection, scope.buffer_id, several)
-            names = {row.task_name for row in found.values()}
-            with tasks_locked(connection, scope, names) as buffer:
-                return incremental_groups.add(
-                    buffer, {uid: row.id for uid, row in found.items()}, several
-                )
-
-        payloads = [addition.record.payload for addition in several]
-        return await self._store(payloads, work, gate, end)
-
-    async def _store(
-        self,
-        payloads: Sequence[PayloadRecord],
-        work: Work[T],
-        gate: Gate,
-        end: float,
-    ) -> T:
-        """Run one write transaction that refers to payloads. Packs are written before it."""
-        transact: Callable[..., Awaitable[T]] = partial(self._database.write, gate=gate)
-        record = partial(record_unused, payloads=payloads)
+    async def _commit(
+        self, store: Callable[..., Sequence[Any]], several: Sequence[Any], gate: Gate, end: float
+    ) -> Sequence[Any]:
+        """Store puts or additions in one transaction. Packs of payloads are written before it."""
+        payloads = [part for one in several for part in one.payloads]
+        work = partial(store, known_tasks=self._known_tasks, several=several)
+        transact = partial(self._database.write, gate=gate)
         while True:
             if self._row.uses_payload_store:
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                result = await self._write(work, end, records_run=True, transact=transact)
+                outcomes: Sequence[Any] = await self._write(
+                    work, end, records_run=True, transact=transact
+                )
             except PackGoneError as error:
                 for pack in packs:
                     pack.is_gone = not pack.is_committed or pack.id in error.ids
                 continue
-            except _RefusedError:
-                # A new pack is recorded even so: it is removed later, unless a retry uses it.
-                if any(not pack.is_committed for pack in packs):
-                    with suppress(PackGoneError):
-                        await self._database.write(record, end=end)
-                        for pack in packs:
-                            pack.is_committed = True
-                raise
+            except puts.RefusedError as refused:
+                await self._record_unused(payloads, end)
+                return refused.outcomes
             for pack in packs:
                 pack.is_committed = True
             if packs:
                 self._payloads.tidy_soon()
-            return result
+            self._known_tasks |= {
+                name
+                for one, outcome in zip(several, outcomes, strict=True)
+                if not isinstance(outcome, ReplayDBError)
+                for name in one.new_task_names
+            }
+            return outcomes
+
+    async def _record_unused(self, payloads: Sequence[PayloadRecord], end: float) -> None:
+        """Record new packs of refused puts: they are removed later, unless a retry uses them."""
+        packs = {part.pack for part in payloads if part.pack is not None}
+        if any(not pack.is_committed for pack in packs):
+            with suppress(PackGoneError):
+                await self._database.write(partial(record_unused, payloads=payloads), end=end)
+                for pack in packs:
+                    pack.is_committed = True
 
 
-class _RefusedError(Exception):
-    """All puts of a transaction were refused: there is nothing to commit or announce.
-
-    An announcement would wake the blocked puts, including these, in an endless cycle.
-    """
-
-    def __init__(self, outcomes: Sequence[list[int] | ReplayDBError]) -> None:
-        super().__init__()
-        self.outcomes = outcomes
+def _add(
+    scope: Scope, session: Session, *, known_tasks: frozenset[str], several: Sequence[Addition]
+) -> list[GroupStatus | ReplayDBError]:
+    """Add episodes to groups. Their tasks exist."""
+    found = incremental_groups.targets(session, scope.buffer_id, several)
+    names = {row.task_name for row in found.values()}
+    with tasks_locked(session, scope, names) as buffer:
+        return incremental_groups.add(buffer, {uid: row.id for uid, row in found.items()}, several)
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:

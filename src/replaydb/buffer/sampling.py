@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import groups, preview
 from replaydb.database.repository.draw_request import Drawn
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.tables.records import Stored
 from replaydb.domain import checks
@@ -157,9 +158,9 @@ class Sampling(Drawing):
         if not request.quotas:
             return Result.nothing().batch
 
-        def work(connection: Connection) -> tuple[Drawn, Stored]:
-            found = preview.peek(connection, self._row, request)
-            return found, groups.stored(self._database.backend, connection, found.contents.rows)
+        def work(session: Session) -> tuple[Drawn, Stored]:
+            found = preview.peek(session, self._row, request)
+            return found, groups.stored(session, found.contents.rows)
 
         async with self._waiter(seconds, partial(self._explain, request)) as waiter:
             while True:

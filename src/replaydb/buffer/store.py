@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from replaydb.buffer import Buffer
 from replaydb.buffer.tracing import traced
@@ -23,6 +23,7 @@ from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import FRESH_SECONDS
 from replaydb.database.repository.run_totals import run_stats
 from replaydb.database.runtime.protocol import Durability
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import (
     BULK_SECONDS,
     PATIENCE_SECONDS,
@@ -212,15 +213,15 @@ class Store:
         wanted = all_changes(settings, changes, "create")
         fresh = BufferSettings().updated(wanted)  # raises before anything is written
 
-        def find(connection: Connection) -> BufferRow | None:
-            copying.check_no_copy(connection)
-            return buffers.find(connection, name)
+        def find(session: Session) -> BufferRow | None:
+            copying.check_no_copy(session)
+            return buffers.find(session, name)
 
-        def make(connection: Connection) -> BufferRow | None:
-            self._database.backend.schema.share(connection)
-            if find(connection) is None:
-                buffers.create(connection, name, fresh, datetime.now(UTC))
-            return buffers.find(connection, name)
+        def make(session: Session) -> BufferRow | None:
+            self._database.backend.schema.share(session)
+            if find(session) is None:
+                buffers.create(session, name, fresh, datetime.now(UTC))
+            return buffers.find(session, name)
 
         row = await self._database.read(find)
         if row is None and may_create:
@@ -284,10 +285,10 @@ class Store:
         name = checks.name("run", run)
         most = checks.whole_number("limit", limit, least=1)
 
-        def work(connection: Connection) -> RunStats:
-            for info in buffers.all_runs(connection):
+        def work(session: Session) -> RunStats:
+            for info in buffers.all_runs(session):
                 if info.name == name:
-                    return run_stats(connection, info, most, max(1, most // 20))
+                    return run_stats(session, info, most, max(1, most // 20))
             raise InvalidInputError("run", "a run of the store", name)
 
         return await self._database.read(work)
@@ -404,11 +405,11 @@ class Store:
             return RunRow(0, self._lineage)
         if self._run is None:
 
-            def work(connection: Connection) -> RunRow:
-                self._database.backend.schema.share(connection)
-                copying.check_no_copy(connection)
+            def work(session: Session) -> RunRow:
+                self._database.backend.schema.share(session)
+                copying.check_no_copy(session)
                 return buffers.find_or_add_run(
-                    connection,
+                    session,
                     self._run_name,
                     self._lineage,
                     self._run_metadata,

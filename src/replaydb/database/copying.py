@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import Connection, Update, update
+from sqlalchemy import Update, update
 
 from replaydb.database import migrations
 from replaydb.database.repository.row_differences import first_in_use
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import InvalidInputError, SchemaError
 
@@ -35,14 +36,15 @@ async def begin_copy(backend: Backend) -> str:
             if not revisions.is_copy(error.current):  # another copy began meanwhile: replace it
                 raise
     mark = f"{revisions.COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # at most 32 characters
-    async with revisions.schema_transaction(backend) as connection:
-        revision = await connection.scalar(revisions.version_query)
+
+    def work(session: Session) -> None:
+        revision = revisions.revision_in(session)
         if revision is not None and revisions.is_copy(revision):
             if revision.split()[1] != REVISIONS[-1]:
                 what = "another version of replaydb has begun to copy into this database"
                 how = "delete the database, and start the copy again"
                 raise SchemaError(f"{what}; {how}", revision, REVISIONS[-1])
-        elif used := await connection.run_sync(first_in_use):
+        elif used := first_in_use(session):
             expected = "an empty database, or an unfinished copy"
             if backend.schema.file is None:
                 how = "name another database, or empty this one with `replaydb db downgrade base`"
@@ -50,7 +52,9 @@ async def begin_copy(backend: Backend) -> str:
                 how = "name a new file, or delete this one first"
             actual = f"a store in use, with rows in the table {used}; {how}"
             raise InvalidInputError("target", expected, actual)
-        await connection.execute(_set_revision(mark))
+        session.run(_set_revision(mark))
+
+    await backend.schema.change(work)
     return mark
 
 
@@ -61,12 +65,15 @@ async def end_copy(backend: Backend, mark: str) -> None:
         SchemaError: Another copy has begun since.
         DatabaseError: The database cannot be reached or written.
     """
-    async with revisions.schema_transaction(backend) as connection:
-        await connection.run_sync(lambda sync: check_copy(backend, sync, mark))
-        await connection.execute(_set_revision(REVISIONS[-1]))
+
+    def work(session: Session) -> None:
+        check_copy(backend, session, mark)
+        session.run(_set_revision(REVISIONS[-1]))
+
+    await backend.schema.change(work)
 
 
-def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
+def check_copy(backend: Backend, session: Session, mark: str) -> None:
     """Check that no other copy has begun, and let none begin before the transaction ends.
 
     Every transaction of a copy calls this first.
@@ -74,20 +81,20 @@ def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
     Raises:
         SchemaError: Another copy has begun.
     """
-    backend.schema.share(connection)
-    revision = connection.scalar(revisions.version_query)
+    backend.schema.share(session)
+    revision = revisions.revision_in(session)
     if revision != mark:
         what = "another copy into it has begun since; only the one that began last can continue"
         raise SchemaError(f"{backend.shown}: {what}", revision, mark)
 
 
-def check_no_copy(connection: Connection) -> None:
+def check_no_copy(session: Session) -> None:
     """Check that no copy into the database has begun since it was opened.
 
     Raises:
         SchemaError: A copy has begun.
     """
-    revision = connection.scalar(revisions.version_query)
+    revision = revisions.revision_in(session)
     if revisions.is_copy(revision):
         raise revisions.unfinished_copy(revision)
 

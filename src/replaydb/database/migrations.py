@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Select, func, inspect, select
 from replaydb.database.engines import backend_for
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import (
     draw_group,
     episode_group,
@@ -140,18 +141,19 @@ async def losses(target: Backend | str | URL, revision: str) -> tuple[str, ...]:
 
     backend = _backend(target, read_only=True)
     scripts = ScriptDirectory.from_config(_config())
-    found = []
-    async with revisions.reading(backend) as connection:
-        now = (await revisions.inspect_schema(connection)).revision
+
+    def work(session: Session) -> list[str]:
+        now = revisions.inspect_schema(session).revision
         try:
             steps = scripts.iterate_revisions(now, revision, select_for_downgrade=True)
             undone = {script.revision for script in steps}
         except RevisionError:  # `downgrade` raises it as a typed error
-            return ()
-        for since, what, statement in _LOST:
-            if since in undone and (number := await connection.scalar(statement)):
-                found.append(f"{number} {what}")
-    return tuple(found)
+            return []
+        counts = ((what, statement) for since, what, statement in _LOST if since in undone)
+        numbers = ((session.run(statement)[0][0], what) for what, statement in counts)
+        return [f"{number} {what}" for number, what in numbers if number]
+
+    return tuple(await backend.schema.read(work))
 
 
 async def current(target: Backend | str | URL) -> str | None:
@@ -181,10 +183,13 @@ async def check(target: Backend | str | URL) -> tuple[str, ...]:
         SchemaError: The revision is not the newest one, see `prepare`.
     """
     backend = _backend(target, read_only=True)
-    async with revisions.reading(backend) as connection:
-        if problem := revisions.problem_of(backend, await revisions.inspect_schema(connection)):
+
+    def work(session: Session) -> tuple[str, ...]:
+        if problem := revisions.problem_of(backend, revisions.inspect_schema(session)):
             raise problem
-        return await connection.run_sync(_differences)
+        return _differences(session.core)
+
+    return await backend.schema.read(work)
 
 
 async def prepare(backend: Backend, *, migrate: bool | None) -> None:
@@ -241,26 +246,22 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         except RevisionError as error:
             raise _unknown(revision, error) from error
 
-    def run(connection: Connection) -> None:
-        config.attributes["connection"] = connection
-        action(config, revision)
-
-    async with (
-        _alembic_alone(),
-        revisions.schema_transaction(backend, create=create) as connection,
-    ):
-        found = await revisions.inspect_schema(connection)
+    def work(session: Session) -> bool:
+        found = revisions.inspect_schema(session)
         problem = revisions.problem_of(backend, found)
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
         if problem is not None or action is command.downgrade:
-            names = await connection.run_sync(lambda it: inspect(it).get_table_names())
-            await backend.schema.lock_tables(connection, names)
+            backend.schema.lock_tables(session, inspect(session.core).get_table_names())
+        config.attributes["connection"] = session.core
         try:
-            await connection.run_sync(run)
+            action(config, revision)
         except CommandError as error:
             raise _unknown(revision, error) from error
-    return found.revision is not None
+        return found.revision is not None
+
+    async with _alembic_alone():
+        return await backend.schema.change(work, create=create)
 
 
 def _unknown(revision: str, error: Exception) -> InvalidInputError:

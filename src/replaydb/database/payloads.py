@@ -15,11 +15,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection
-
 from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs, payload_location
 from replaydb.database.repository.payload_location import PayloadStoreRow
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.tables.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.domain.results import PruneReport
@@ -77,13 +76,11 @@ class Payloads:
             store_uid = uuid4().hex
             payload_store = PayloadStore.at(url, store_uid)
 
-            def check(connection: Connection) -> None:
-                payload_location.check_no_payloads(connection, payload_store.url)
+            def check(session: Session) -> None:
+                payload_location.check_no_payloads(session, payload_store.url)
 
-            def record(connection: Connection) -> PayloadStoreRow:
-                return payload_location.record_payload_store(
-                    connection, payload_store.url, store_uid
-                )
+            def record(session: Session) -> PayloadStoreRow:
+                return payload_location.record_payload_store(session, payload_store.url, store_uid)
 
             try:
                 await self._database.read(check, end=end)
@@ -110,7 +107,7 @@ class Payloads:
             expected = "None, unless the payloads are outside the database"
             raise InvalidInputError("payload_grace", expected, seconds)
         await self._database.write(
-            lambda connection: payload_location.set_grace(connection, seconds), end=end
+            lambda session: payload_location.set_grace(session, seconds), end=end
         )
 
     async def relocate(self, url: str, end: float) -> tuple[str, str]:
@@ -124,7 +121,7 @@ class Payloads:
         payload_store = self._at(url, row.store_uid)
         await payload_store.check(end)
         await self._database.write(
-            lambda connection: payload_location.relocate(connection, payload_store.url), end=end
+            lambda session: payload_location.relocate(session, payload_store.url), end=end
         )
         self._use(payload_store)  # running reads may finish on the old one
         return row.url, payload_store.url
@@ -283,9 +280,7 @@ class Payloads:
         if not damaged:
             return []
         ids = sorted({group_id for group_id, _ in damaged})
-        now = await self._database.read(
-            lambda connection: self._database.backend.read_payloads(connection, ids), end=end
-        )
+        now = await self._database.read(lambda session: session.read_payloads(ids), end=end)
         return [
             part
             for part in now
@@ -400,10 +395,9 @@ async def remove_marked(database: Database, payload_store: PayloadStore) -> bool
     Raises:
         PayloadsReadOnlyError: Another instance of the database owns the packs.
     """
-    backend = database.backend
 
-    def find(connection: Connection) -> Sequence[int]:
-        return packs.removable(connection, backend.now(connection), TIDY_PACKS)
+    def find(session: Session) -> Sequence[int]:
+        return packs.removable(session, session.now(), TIDY_PACKS)
 
     # Even if nothing can be removed: a standby that was promoted becomes the owner here.
     await payload_store.claim(end_in(allowance()))
@@ -411,13 +405,13 @@ async def remove_marked(database: Database, payload_store: PayloadStore) -> bool
     if not ids:
         return False
 
-    def begin_removal(connection: Connection) -> dict[int, str]:
-        return packs.begin_removal(connection, ids, backend.now(connection))
+    def begin_removal(session: Session) -> dict[int, str]:
+        return packs.begin_removal(session, ids, session.now())
 
     removing = await database.write(begin_removal)
     await payload_store.remove(removing.values(), end=end_in(allowance()))
     gone: Collection[int] = removing.keys()
-    await database.write(lambda connection: packs.delete_rows(connection, gone))
+    await database.write(lambda session: packs.delete_rows(session, gone))
     return len(ids) == TIDY_PACKS and bool(removing)
 
 

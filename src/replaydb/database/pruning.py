@@ -17,9 +17,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection
-
 from replaydb.database.repository import packs
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database
 from replaydb.domain.results import PruneReport
 from replaydb.packs import Listed, PackDamage, PayloadStore, Range
@@ -77,7 +76,7 @@ class Pruning:
                 self.report = replace(self.report, refused=str(refused))
         else:
             await self._payload_store.claim(self._end)
-        now = await self._database.read(self._database.backend.now, end=self._end)
+        now = await self._database.read(lambda session: session.now(), end=self._end)
         await self._prune_marked(now)
         await self._mark_unmarked(now)
         page: list[Listed] = []
@@ -92,10 +91,10 @@ class Pruning:
 
     async def _prune_marked(self, now: datetime) -> None:
         """Count and remove the packs that were marked longer ago than the grace period."""
-        total = await self._read(lambda connection: packs.removable_total(connection, now))
+        total = await self._read(lambda session: packs.removable_total(session, now))
         self._found(num_marked=total.packs, marked_bytes=total.bytes)
         while not self.report.dry_run:
-            ids = await self._read(lambda connection: packs.removable(connection, now, _PAGE))
+            ids = await self._read(lambda session: packs.removable(session, now, _PAGE))
             if not await self._remove(partial(packs.begin_removal, ids=ids, now=now)):
                 break
 
@@ -110,7 +109,7 @@ class Pruning:
     async def _prune_orphans(self, page: Sequence[Listed], now: datetime) -> None:
         """Count and remove the orphans among listed objects."""
         names = [each.name for each in page]
-        known = await self._read(lambda connection: packs.known(connection, names))
+        known = await self._read(lambda session: packs.known(session, names))
         orphans = {
             each.name: each.num_bytes
             for each in page
@@ -128,7 +127,7 @@ class Pruning:
             orphan_bytes=sum(orphans.values()),
         )
 
-    async def _remove(self, claim: Callable[[Connection], Mapping[int, str]]) -> bool:
+    async def _remove(self, claim: Callable[[Session], Mapping[int, str]]) -> bool:
         """Claim packs, so that no put can use them, and remove them. Returns whether any were."""
         claimed = await self._database.write(claim, end=self._end)
         if claimed:
@@ -146,7 +145,7 @@ class Pruning:
                 that are found now are added.
         """
         known = set() if skip is None else skip
-        for pack in await self._read(lambda connection: packs.mostly_dead(connection, _ALL)):
+        for pack in await self._read(lambda session: packs.mostly_dead(session, _ALL)):
             if pack.id in known:
                 continue
             if self.report.dry_run:
@@ -157,7 +156,7 @@ class Pruning:
 
     async def _compact_one(self, pack_id: int, name: str, num_bytes: int) -> bool:
         """Copy the live parts of a pack. Returns False if one is damaged."""
-        members = await self._read(lambda connection: packs.members(connection, pack_id))
+        members = await self._read(lambda session: packs.members(session, pack_id))
         copied = 0
         for several in chunks(members, lambda one: one.pack_length, COPY_BYTES):
             ranges = [
@@ -184,13 +183,13 @@ class Pruning:
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.pack_offset for one in members), offsets, strict=True))
 
-        def repoint(connection: Connection) -> int:
-            now = self._database.backend.now(connection)
-            return packs.repoint(connection, pack_id, new, size, moves, now)
+        def repoint(session: Session) -> int:
+            now = session.now()
+            return packs.repoint(session, pack_id, new, size, moves, now)
 
         return size if await self._database.write(repoint, end=self._end) else 0
 
-    async def _read(self, work: Callable[[Connection], T]) -> T:
+    async def _read(self, work: Callable[[Session], T]) -> T:
         return await self._database.read(work, end=self._end)
 
     def _found(self, **more: int) -> None:

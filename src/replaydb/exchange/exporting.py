@@ -20,7 +20,6 @@ from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
 from replaydb.database.repository import buffers as buffer_rows
-from replaydb.database.runtime.prepared import execute
 from replaydb.database.statements.episode_group import count_groups
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
@@ -218,7 +217,7 @@ def _tasks(source: Source, which: Which) -> tuple[list[tuple[str, str]], int, di
         pairs += [(name, task) for task in sorted(tasks)]
     if which.tasks is not None:
         pairs = [(name, task) for name, task in pairs if task in which.tasks]
-    [(total,)] = source.read(lambda connection: execute(connection, count_groups(condition)))
+    [(total,)] = source.read(lambda session: session.run(count_groups(condition)))
     return pairs, int(total), {name: infos[name].created_at.isoformat() for name in wanted}
 
 

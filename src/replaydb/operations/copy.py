@@ -16,15 +16,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import packs, payload_location, row_differences, sequences
 from replaydb.database.repository.row_differences import Difference, Values
-from replaydb.database.runtime.prepared import execute_many
-from replaydb.database.runtime.protocol import Work
+from replaydb.database.runtime.session import Session, Work
 from replaydb.database.runtime.transactions import (
     BULK_SECONDS,
     PATIENCE_SECONDS,
@@ -121,7 +120,7 @@ async def copy(
     await destination.schema.check_target()
     async with _opened(Database(origin)) as ours:
         # Before anything is written: a copy needs the right to read sequences.
-        await ours.database.read(lambda connection: sequences.positions(origin, connection))
+        await ours.database.read(lambda session: sequences.positions(origin, session))
         mark = await copying.begin_copy(destination)
         async with _opened(Database(destination)) as theirs:
             if payloads is not None:
@@ -186,9 +185,7 @@ class _Copying:
 
     async def _pass(self, snapshot: Snapshot) -> dict[int, str]:
         """Make the target equal to a snapshot. Returns reasons of damaged payloads by group id."""
-        total = await snapshot.read(
-            lambda connection: row_differences.count(connection, episode_group)
-        )
+        total = await snapshot.read(lambda session: row_differences.count(session, episode_group))
         self.report = replace(self.report, num_groups=total, num_seen=0)
         outside = await self._target.database.read(payload_location.payload_store) is not None
         damaged: dict[int, str] = {}
@@ -210,8 +207,8 @@ class _Copying:
         after, most = 0, checks.INT64[1]
         while after < most:
 
-            def page(connection: Connection, after: int = after) -> list[Values]:
-                return row_differences.roots(connection, family.root, after, PAGE)
+            def page(session: Session, after: int = after) -> list[Values]:
+                return row_differences.roots(session, family.root, after, PAGE)
 
             wanted, found = await read(page), await self._target.database.read(page)
             # Compare up to the id that both pages reach.
@@ -219,11 +216,10 @@ class _Copying:
             wanted, found = ([row for row in some if row[0] <= last] for some in (wanted, found))
 
             def children(
-                connection: Connection, after: int = after, last: int = last
+                session: Session, after: int = after, last: int = last
             ) -> list[list[Values]]:
                 return [
-                    row_differences.children(connection, one, after, last)
-                    for one in family.children
+                    row_differences.children(session, one, after, last) for one in family.children
                 ]
 
             ours, theirs = await read(children), await self._target.database.read(children)
@@ -243,9 +239,9 @@ class _Copying:
         """Write to the target; raise `SchemaError` if another copy into it has begun."""
         database = self._target.database
 
-        def ours(connection: Connection) -> None:
-            copying.check_copy(database.backend, connection, self._mark)
-            work(connection)
+        def ours(session: Session) -> None:
+            copying.check_copy(database.backend, session, self._mark)
+            work(session)
 
         await database.write(ours, end=end)
 
@@ -256,7 +252,7 @@ class _Copying:
         damaged: dict[int, str] = {}
         for batch in batches(wanted):
             source = self._source
-            fetched = await fetch(read, source.database.backend, source.payloads, batch)
+            fetched = await fetch(read, source.payloads, batch)
             damaged |= {group_id: why for (group_id, _), why in fetched.damaged.items()}
             if fetched.sound:
                 await self._store(fetched.sound, outside=outside)
@@ -271,13 +267,13 @@ class _Copying:
         if outside:
             await self._target.payloads.put(records, end)
 
-        def insert(connection: Connection) -> None:
-            packs.enter(connection, records)
+        def insert(session: Session) -> None:
+            packs.enter(session, records)
             parts = [
                 record.row(one.group_id, one.part) | {"codec_version": one.codec_version}
                 for record, (one, _) in zip(records, sound, strict=True)
             ]
-            execute_many(connection, insert_payloads(), parts)
+            session.run_many(insert_payloads(), parts)
 
         await self._write(insert, end)
         self.update_report(num_payloads=len(records), num_bytes=size)
@@ -285,14 +281,14 @@ class _Copying:
     async def _finish(self, snapshot: Snapshot) -> None:
         """Set sequences, pack counters and grace period; then check that no row differs."""
         source, target = self._source.database.backend, self._target.database.backend
-        ids = await snapshot.read(lambda connection: sequences.positions(source, connection))
+        ids = await snapshot.read(lambda session: sequences.positions(source, session))
         location = await snapshot.read(payload_location.payload_store)
 
-        def settle(connection: Connection) -> None:
-            target.administration.advance_sequences(connection, ids)
-            packs.recount(connection, target.now(connection))
+        def settle(session: Session) -> None:
+            target.administration.advance_sequences(session, ids)
+            packs.recount(session, session.now())
             if location is not None:
-                payload_location.set_grace(connection, location.grace_seconds)
+                payload_location.set_grace(session, location.grace_seconds)
 
         await self._write(settle, end_in(BULK_SECONDS))
         for family in families():
@@ -302,7 +298,7 @@ class _Copying:
                         shown = f"{one.num_rows} rows of {one.table.name} differ"
                         raise DatabaseError(f"{target.shown}: after the copy, {shown}; copy again")
         behind = await self._target.database.read(
-            lambda connection: sequences.behind(target, connection, ids)
+            lambda session: sequences.behind(target, session, ids)
         )
         if behind:
             shown = f"of table {behind[0].table} {behind[0]}"
@@ -316,9 +312,7 @@ class _Copying:
                 target, so that the next copy writes them again.
         """
         database = self._target.database
-        expected = await database.read(
-            lambda connection: row_differences.count(connection, payload)
-        )
+        expected = await database.read(lambda session: row_differences.count(session, payload))
         damaged: list[Values] = []
         async for fetched in every_payload(database, self._target.payloads):
             damaged += fetched.damaged
@@ -327,7 +321,7 @@ class _Copying:
             return
         lost = Difference(payload, surplus=damaged)
         await self._write(
-            lambda connection: row_differences.apply(connection, [lost]), end_in(BULK_SECONDS)
+            lambda session: row_differences.apply(session, [lost]), end_in(BULK_SECONDS)
         )
         number = expected - self.report.num_checked
         raise CorruptPayloadError(

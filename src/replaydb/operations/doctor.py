@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.repository import payload_location, sequences
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database, end_in
 from replaydb.domain.results import Finding
 from replaydb.errors import (
@@ -57,7 +58,7 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
         if any(finding.level == "bad" for finding in found):
             return tuple(found)
         found += await database.read(backend.administration.examine, end=end)
-        found.append(await database.read(lambda it: _clock(backend, it), end=end))
+        found.append(await database.read(_clock, end=end))
         tables = await _tables(backend)
         found += tables
         if all(finding.level == "good" for finding in tables):
@@ -71,9 +72,9 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _clock(backend: Backend, connection: Connection) -> Finding:
+def _clock(session: Session) -> Finding:
     before = datetime.now(UTC)
-    theirs = backend.now(connection)
+    theirs = session.now()
     here = before + (datetime.now(UTC) - before) / 2
     skew = (theirs - here).total_seconds()
     if abs(skew) <= SKEW_SECONDS:
@@ -110,11 +111,11 @@ async def _tables(backend: Backend) -> list[Finding]:
     ]
 
 
-def _sequences(backend: Backend, connection: Connection) -> Finding:
-    if behind := sequences.behind(backend, connection):
+def _sequences(backend: Backend, session: Session) -> Finding:
+    if behind := sequences.behind(backend, session):
         shown = "; ".join(f"{one.table}: {one}" for one in behind)
         return Finding("bad", "sequences", shown, "replaydb verify --repair")
-    if not backend.administration.last_ids(connection):
+    if not backend.administration.last_ids(session):
         what = "not checked: only users with SELECT on sequences can read their positions"
         return Finding("good", "sequences", what)
     return Finding("good", "sequences", "they will not generate ids of existing rows")

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection
-
 from replaydb import codec
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import row_differences
 from replaydb.database.repository.row_differences import Values
-from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database, allowance, end_in
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.database.tables.schema import payload
@@ -26,7 +24,7 @@ BATCH_BYTES: Final = 16 << 20
 PAGE: Final = 1000
 
 #: `Database.read` or `Snapshot.read`.
-Read = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+Read = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 
 #: The bytes of a payload.
@@ -61,14 +59,11 @@ def batches(found: Iterable[Values]) -> Iterator[list[Part]]:
     return chunks(sorted(Part(*row) for row in found), lambda part: part.length or 0, BATCH_BYTES)
 
 
-async def fetch(
-    read: Read, backend: Backend, payloads: Payloads, wanted: Sequence[Part]
-) -> Fetched:
+async def fetch(read: Read, payloads: Payloads, wanted: Sequence[Part]) -> Fetched:
     """Read payloads and check their checksums.
 
     Args:
         read: Function that reads rows from the database.
-        backend: Engine of the database.
         payloads: Reader of payloads outside the database.
         wanted: Payloads to read.
 
@@ -77,7 +72,7 @@ async def fetch(
         DatabaseError: The database cannot be read.
     """
     ids = sorted({part.group_id for part in wanted})
-    found: list[dict[str, Any]] = await read(lambda one: backend.read_payloads(one, ids))
+    found: list[dict[str, Any]] = await read(lambda one: one.read_payloads(ids))
     known = {(part.group_id, part.part): part for part in wanted}
     mine = [row for row in found if (row["group_id"], row["part"]) in known]
     end = end_in(allowance(sum(part.length or 0 for part in wanted)))
@@ -90,17 +85,17 @@ async def every_payload(database: Database, payloads: Payloads) -> AsyncIterator
     after = 0
     while True:
 
-        def page(connection: Connection, after: int = after) -> tuple[int | None, list[Values]]:
-            last = row_differences.end_of_page(connection, payload, after, PAGE)
+        def page(session: Session, after: int = after) -> tuple[int | None, list[Values]]:
+            last = row_differences.end_of_page(session, payload, after, PAGE)
             return last, [] if last is None else row_differences.children(
-                connection, payload, after, last
+                session, payload, after, last
             )
 
         last, found = await database.read(page)
         if last is None:
             return
         for batch in batches(found):
-            yield await fetch(database.read, database.backend, payloads, batch)
+            yield await fetch(database.read, payloads, batch)
         after = last
 
 

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection
-
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import aging, buffers, damage, groups, recount, tags
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.damage import Failed
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import buffer_locked
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
 from replaydb.database.tables.records import decoded
 from replaydb.domain.episodes import GroupStatus
@@ -27,9 +26,9 @@ T = TypeVar("T")
 AT_ONCE = 1000
 
 
-def every_buffer(connection: Connection) -> list[BufferRow]:
+def every_buffer(session: Session) -> list[BufferRow]:
     """Return all buffers."""
-    found = (buffers.find(connection, name) for name in buffers.buffer_names(connection))
+    found = (buffers.find(session, name) for name in buffers.buffer_names(session))
     return [row for row in found if row is not None]
 
 
@@ -42,14 +41,14 @@ async def intact_groups(
         A buffer, and its intact groups: the status to restore, by group id.
     """
 
-    def work(connection: Connection) -> list[tuple[BufferRow, dict[int, Failed]]]:
-        return [(row, damage.failed(connection, row.id)) for row in every_buffer(connection)]
+    def work(session: Session) -> list[tuple[BufferRow, dict[int, Failed]]]:
+        return [(row, damage.failed(session, row.id)) for row in every_buffer(session)]
 
     for buffer, found in await database.read(work, end=end_in(BULK_SECONDS)):
         for some in chunks(found.items(), lambda one: one[1].num_bytes, BATCH_BYTES, length=PAGE):
             ids = [group_id for group_id, _ in some]
             end = end_in(allowance(sum(one.num_bytes for _, one in some)))
-            fetch = partial(groups.fetch, database.backend, buffer_id=buffer.id, ids=ids)
+            fetch = partial(groups.fetch, buffer_id=buffer.id, ids=ids)
             stored = await database.read(fetch, end=end)
             sound = (await decoded(await payloads.read(stored, end))).groups
             if sound:
@@ -104,8 +103,8 @@ async def _change(database: Database, row: BufferRow, change: Callable[[LockedBu
     no_run = RunRow(0, None)
     scope = Scope(database.backend, row.id, row.name, no_run, row, lambda _: None)
 
-    def work(connection: Connection) -> T:
-        with buffer_locked(connection, scope) as buffer:
+    def work(session: Session) -> T:
+        with buffer_locked(session, scope) as buffer:
             return change(buffer)
 
     return await database.write(work, end=end_in(BULK_SECONDS))

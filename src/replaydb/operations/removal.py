@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Connection, Delete, Select, delete, func, select
+from sqlalchemy import Column, ColumnElement, Delete, Select, delete, func, select
 
 from replaydb.buffer.store import Store
 from replaydb.database.filters import compiling
@@ -18,7 +19,7 @@ from replaydb.database.repository import buffers, transitions
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.statements.draw import LEASED, delete_draws
 from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
@@ -177,14 +178,14 @@ async def delete_buffer(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
     if not dry_run:  # fails before the first step if the user may not do the last one
-        await store._database.write(lambda it: execute(it, delete_buffer_row(NO_ID)))
+        await store._database.write(lambda it: it.run(delete_buffer_row(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
     await task.delete_draws(draw.c.buffer_id == row.id)
 
-    def end(connection: Connection) -> None:
-        with buffer_locked(connection, task.scope(row)) as buffer:
+    def end(session: Session) -> None:
+        with buffer_locked(session, task.scope(row)) as buffer:
             transitions.delete(buffer, selection(buffer.id), "the buffer was deleted")
-        execute(connection, delete_buffer_row(row.id))
+        session.run(delete_buffer_row(row.id))
 
     if not dry_run:
         await store._database.write(end)
@@ -222,7 +223,7 @@ async def delete_run(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
 
     async def delete_contents() -> None:
-        leased = await task.read(lambda it: execute(it, select_leased_of_run(name)))
+        leased = await task.read(lambda it: it.run(select_leased_of_run(name)))
         if leased:
             raise GroupLeasedError([row.id for row in leased])
         put = compiling.of_runs([name]) & WITHOUT_LEASE
@@ -230,8 +231,8 @@ async def delete_run(
             await task.delete_groups(row, Selection(row.id, where=put))
             await task.delete_draws(ended_draws(row.id, runs=[name]))
 
-    def run_deleted(connection: Connection) -> bool:
-        return execute(connection, delete_run_row(name)) > 0
+    def run_deleted(session: Session) -> bool:
+        return session.run(delete_run_row(name)) > 0
 
     if dry_run:
         await delete_contents()
@@ -277,16 +278,16 @@ class _Deletion:
         """Return the time `age` seconds ago, by the database's clock."""
         if age is None:
             return None
-        return await self._database.read(self._database.backend.now) - timedelta(seconds=age)
+        return await self._database.read(lambda it: it.now()) - timedelta(seconds=age)
 
     async def rows(self, names: Iterable[str] | None) -> list[BufferRow]:
         """Return buffers by name; None for all."""
 
-        def work(connection: Connection) -> list[BufferRow]:
-            known = buffers.buffer_names(connection)
+        def work(session: Session) -> list[BufferRow]:
+            known = buffers.buffer_names(session)
             found = []
             for name in known if names is None else names:
-                row = buffers.find(connection, name)
+                row = buffers.find(session, name)
                 if row is None:
                     raise UnknownBufferError(name, known)
                 found.append(row)
@@ -307,12 +308,12 @@ class _Deletion:
             return
         self._total += expected.num_groups
 
-        def delete(ids: Sequence[int], connection: Connection) -> _Step:
-            with buffer_locked(connection, self.scope(row)) as buffer:
+        def delete(ids: Sequence[int], session: Session) -> _Step:
+            with buffer_locked(session, self.scope(row)) as buffer:
                 begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
                 still = replace(which, ids=ids)
-                removal, _ = _measured(connection, still)
+                removal, _ = _measured(session, still)
                 transitions.delete(buffer, still.condition, "deleted")
                 return _Step(removal, time.perf_counter() - begun)
 
@@ -321,15 +322,15 @@ class _Deletion:
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""
         weigh = weigh_draws(condition)
-        [found] = await self.read(lambda it: execute(it, weigh))
+        [found] = await self.read(lambda it: it.run(weigh))
         if self.done.dry_run:
             self._add(Removal(True, num_draws=found.number))
             return
         self._total += found.number
 
-        def delete(ids: Sequence[int], connection: Connection) -> _Step:
+        def delete(ids: Sequence[int], session: Session) -> _Step:
             begun = time.perf_counter()
-            number = execute(connection, delete_draws(ids))
+            number = session.run(delete_draws(ids))
             return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
 
         await self._in_steps(draw.c.id, condition, found.last or 0, delete)
@@ -339,14 +340,14 @@ class _Deletion:
         key: Column[int],
         condition: ColumnElement[bool],
         last: int,
-        delete: Callable[[Sequence[int], Connection], _Step],
+        delete: Callable[[Sequence[int], Session], _Step],
     ) -> None:
         """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`."""
         size, after = FIRST_STEP, 0
 
         while after < last:
             some = select_ids_between(key, condition, after, last, PAGE)
-            ids = [row.id for row in await self.read(partial(execute, statement=some))]
+            ids = [row.id for row in await self.read(methodcaller("run", some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
                 step = await self._database.write(partial(delete, ids[:size]))
@@ -357,7 +358,7 @@ class _Deletion:
                 await asyncio.sleep(self._database.backend.turn_seconds)  # lets other writers in
         self._database.signal.announce()
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def read(self, work: Callable[[Session], T]) -> T:
         """Run a read, which may pass over every group or draw of a buffer."""
         return await self._database.read(work, end=end_in(BULK_SECONDS))
 
@@ -372,9 +373,9 @@ class _Deletion:
             self._progress(self.done.num_groups + self.done.num_draws, self._total)
 
 
-def _measured(connection: Connection, which: Selection) -> tuple[Removal, int]:
+def _measured(session: Session, which: Selection) -> tuple[Removal, int]:
     """Return number and size of the selected groups, and the largest id."""
-    [found] = execute(connection, weigh_groups(which.condition))
+    [found] = session.run(weigh_groups(which.condition))
     return Removal(False, found.number, int(found.size)), found.last or 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.runtime import revisions
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import metadata
 from replaydb.domain import checks
 from replaydb.errors import NotSupportedError
@@ -47,13 +48,12 @@ async def roles(
             "with Store.open(url, read_only=True)"
         )
 
-    def work(connection: Connection) -> tuple[str, ...]:
-        found = own.statements(connection, name, tables, apply=run)
+    def work(session: Session) -> tuple[str, ...]:
+        found = own.statements(session, name, tables, apply=run)
         if run:
             for statement in found:
-                connection.execute(statement)
-        return tuple(str(one.compile(dialect=connection.dialect)).strip() for one in found)
+                session.core.execute(statement)
+        return tuple(str(one.compile(dialect=session.core.dialect)).strip() for one in found)
 
     await migrations.prepare(backend, migrate=False)
-    async with revisions.schema_transaction(backend) as connection:
-        return await connection.run_sync(work)
+    return await backend.schema.change(work)

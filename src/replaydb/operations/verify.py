@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, Select, and_, exists, func, select
+from sqlalchemy import Select, and_, exists, func, select
 
 from replaydb import codec
 from replaydb.buffer.store import Store
 from replaydb.database.repository import aging, packs, recount, row_differences, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.row_differences import Values
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.database.statements.table_ranges import columns
 from replaydb.database.tables.expressions import total_or_zero
@@ -193,10 +193,10 @@ class _Verifying:
             self._add_problems(replace(one, is_repaired=repair) for one in problems)
         self._add_problems(repaired)
 
-    def _repair(self, connection: Connection) -> None:
-        for row in every_buffer(connection):
-            recount.repair_counters(connection, row.id, row.name)
-        packs.recount(connection, self._database.backend.now(connection))
+    def _repair(self, session: Session) -> None:
+        for row in every_buffer(session):
+            recount.repair_counters(session, row.id, row.name)
+        packs.recount(session, session.now())
 
     async def payloads(self, *, repair: bool) -> None:
         """Read all payloads, check them against checksums and rows, and then columns of groups."""
@@ -224,8 +224,8 @@ class _Verifying:
             return
         sound = [one for one in ids if f"group {one}" not in self._lost]
 
-        def work(connection: Connection) -> dict[Any, recount.Wrong]:
-            return recount.wrong_columns(connection, buffer_rows, sound)
+        def work(session: Session) -> dict[Any, recount.Wrong]:
+            return recount.wrong_columns(session, buffer_rows, sound)
 
         found = await self._database.read(work)
         for buffer_id in {row.buffer_id for row in found} if repair else ():
@@ -265,9 +265,9 @@ class _Verifying:
         ids = [part.group_id for part, _ in sound]
         after, last = min(ids) - 1, max(ids)
 
-        def recorded(connection: Connection) -> tuple[list[Values], list[Values]]:
-            parts = row_differences.children(connection, payload, after, last)
-            return parts, row_differences.children(connection, episode, after, last)
+        def recorded(session: Session) -> tuple[list[Values], list[Values]]:
+            parts = row_differences.children(session, payload, after, last)
+            return parts, row_differences.children(session, episode, after, last)
 
         parts, episodes = await self._database.read(recorded)
         return await asyncio.to_thread(_contradictions, sound, parts, episodes)
@@ -288,23 +288,21 @@ class _Verifying:
             self._progress(self.report)
 
 
-def _totals(connection: Connection) -> tuple[int, int]:
-    return row_differences.count(connection, episode_group), row_differences.count(
-        connection, payload
-    )
+def _totals(session: Session) -> tuple[int, int]:
+    return row_differences.count(session, episode_group), row_differences.count(session, payload)
 
 
-def _orphans(connection: Connection) -> list[Problem]:
+def _orphans(session: Session) -> list[Problem]:
     found = []
     for table, parent, statement in orphans():
-        [(number,)] = execute(connection, statement)
+        [(number,)] = session.run(statement)
         if number:
             what = f"{number} rows refer to missing rows of {parent}"
             found.append(Problem("orphan", f"table {table}", what))
     return found
 
 
-def _wrong_groups(connection: Connection) -> list[Problem]:
+def _wrong_groups(session: Session) -> list[Problem]:
     found = []
     for statement, what in (
         (
@@ -313,9 +311,9 @@ def _wrong_groups(connection: Connection) -> list[Problem]:
         ),
         (select_groups_of_stray_texts(MOST_LISTED), "has a text of an episode that does not exist"),
     ):
-        rows_found = execute(connection, statement)
+        rows_found = session.run(statement)
         found += [Problem("group", f"group {group_id}", what) for (group_id,) in rows_found]
-    for row in execute(connection, select_miscounted_groups(MOST_LISTED)):
+    for row in session.run(select_miscounted_groups(MOST_LISTED)):
         pairs = {
             "episodes": (row.num_episodes, row.episodes),
             "tokens": (row.num_tokens, row.tokens),
@@ -328,19 +326,19 @@ def _wrong_groups(connection: Connection) -> list[Problem]:
     return found
 
 
-def _wrong_tags(connection: Connection) -> Wrong:
+def _wrong_tags(session: Session) -> Wrong:
     found: Wrong = []
-    for row in every_buffer(connection):
-        for name, number in tags.mistagged(connection, row).items():
+    for row in every_buffer(session):
+        for name, number in tags.mistagged(session, row).items():
             where = f"index of tag {name!r} of buffer {row.name!r}"
             found.append((row, name, Problem("tags", where, f"{number} groups differ from it")))
     return found
 
 
-def _outdated(connection: Connection) -> Wrong:
+def _outdated(session: Session) -> Wrong:
     found: Wrong = []
-    for row in every_buffer(connection):
-        for name, what in aging.outdated(connection, row).items():
+    for row in every_buffer(session):
+        for name, what in aging.outdated(session, row).items():
             where = f"task {name!r} of buffer {row.name!r}"
             found.append((row, name, Problem("staleness", where, what)))
     return found
@@ -375,10 +373,10 @@ def _contradictions(
     return found
 
 
-def _task_states(connection: Connection) -> list[Problem]:
+def _task_states(session: Session) -> list[Problem]:
     found = []
-    for row in every_buffer(connection):
-        for task_name, wrong in recount.wrong_counters(connection, row.id).items():
+    for row in every_buffer(session):
+        for task_name, wrong in recount.wrong_counters(session, row.id).items():
             where = f"task {task_name!r} of buffer {row.name!r}"
             found.append(Problem("counters", where, _described(wrong)))
     return found
@@ -388,9 +386,9 @@ def _described(wrong: recount.Wrong) -> str:
     return "; ".join(f"{each} is {a}, expected {b}" for each, (a, b) in wrong.items())
 
 
-def _packs(connection: Connection) -> list[Problem]:
+def _packs(session: Session) -> list[Problem]:
     found = []
-    for row in packs.miscounted(connection):
+    for row in packs.miscounted(session):
         if (row.live_parts, row.live_bytes) != (row.parts, row.bytes):
             what = f"counts {row.live_parts} parts ({row.live_bytes} bytes), but {row.parts} parts"
             what += f" ({row.bytes} bytes) refer to it"

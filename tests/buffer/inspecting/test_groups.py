@@ -136,7 +136,7 @@ async def test_a_task_made_while_groups_are_deleted_is_left_alone(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The put waits until the delete has committed. (On SQLite nothing else writes meanwhile.)"""
-    lock, loop = tasks.lock, asyncio.get_running_loop()
+    lock, loop = tasks.states_of, asyncio.get_running_loop()
     putting: list[asyncio.Task[Any]] = []
 
     async def begin_to_put() -> None:
@@ -152,7 +152,7 @@ async def test_a_task_made_while_groups_are_deleted_is_left_alone(
     async with Store.open(postgresql_url) as first, Store.open(postgresql_url) as second:
         here, there = await first.buffer("math"), await second.buffer("math")
         await here.put(groups(2))
-        monkeypatch.setattr(tasks, "lock", lock_and_put)
+        monkeypatch.setattr(tasks, "states_of", lock_and_put)
         assert await here.delete(statuses="completed") == 2
         await asyncio.wait(putting)
         assert [one.group_uid for one in (await there.sample(1)).groups] == ["new"]

@@ -28,7 +28,7 @@ from support.proxy import CLOSE, Fate, Message, Proxy, Rule, cut_commits, on_nth
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the wait for the release, and the time until a commit counts as unknown."""
     monkeypatch.setattr("replaydb.buffer.drawing.RELEASE_SECONDS", 0.1)
-    monkeypatch.setattr("replaydb.database.postgresql.backend.COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr("replaydb.database.postgresql.transactions.COMMIT_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ from sqlalchemy import select
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, OnDuplicate, SamplingPolicy, Store
 from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables import schema
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
 from support.postgres import PostgresServer
 from support.tables import table_sizes
-from support.watching import counted_commits
+from support.watching import counted_commits, num_used
 
 
 @asynccontextmanager
@@ -29,6 +30,7 @@ async def blocked_puts(url: str) -> AsyncIterator[None]:
     async with transaction(url) as connection:
         await connection.execute(select(schema.task).with_for_update())
         yield
+        await connection.rollback()  # tests count commits
 
 
 async def test_many_puts_share_few_transactions(store: Store, buffer: Buffer) -> None:
@@ -83,19 +85,24 @@ async def test_a_timeout_between_two_attempts(
 ) -> None:
     """The first attempt is known to be rolled back, so the outcome is not unknown."""
     await buffer.put(group())
-    backend, attempts = store._database.backend, 0
+    writer, attempts = store._database.writer, 0
+    write = writer.write
 
-    async def finish(connection: Any, work: Any, end: float, *_: Any, **__: Any) -> Any:
+    async def attempt(work: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal attempts
         attempts += 1
-        if attempts == 1:
-            await backend.run(connection, work, end)
+
+        def lose(session: Session) -> None:
+            work(session)
             raise LostRaceError
+
+        if attempts == 1:
+            await write(lose, *arguments, **options)
         pass_time(100)
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "finish", finish)
+        patch.setattr(writer, "write", attempt)
         with pytest.raises(rdb.DatabaseUnavailableError) as caught:
             await buffer.put(group("late"), timeout=60)
     assert (type(caught.value), attempts) == (rdb.DatabaseUnavailableError, 2)
@@ -303,8 +310,7 @@ async def test_cancelling_at_any_moment_leaves_groups_whole_or_absent(
     await buffer.put(group("after"), on_duplicate="error")
     assert len(await buffer.sample(21)) == 21
     await check_invariants(url)
-    for engine in (store._database._writer, store._database._reader):
-        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    assert num_used(store) == 0
 
 
 @pytest.mark.parametrize("call", ["put", "add_episode"])

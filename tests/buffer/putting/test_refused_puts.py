@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,9 +152,9 @@ def _transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     put = puts.put
 
-    def counted(connection: Any, scope: Any, known: Any, several: Sequence[puts.Put]) -> Any:
-        sizes.append(len(several))
-        return put(connection, scope, known, several)
+    def counted(*arguments: Any, **named: Any) -> Any:
+        sizes.append(len(named["several"]))
+        return put(*arguments, **named)
 
     monkeypatch.setattr(puts, "put", counted)
     return sizes

@@ -10,7 +10,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository import capacity, incremental_groups, puts
 from replaydb.database.repository.puts import OnDuplicate
 from support.clock import Clock
@@ -36,9 +36,9 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     put = puts.put
 
-    def counted(connection: Any, scope: Any, known: Any, several: Any) -> Any:
-        sizes.append(len(several))
-        return put(connection, scope, known, several)
+    def counted(*arguments: Any, **named: Any) -> Any:
+        sizes.append(len(named["several"]))
+        return put(*arguments, **named)
 
     monkeypatch.setattr(puts, "put", counted)
     return sizes
@@ -175,7 +175,7 @@ async def test_a_group_that_another_client_changes_before_the_locks(
         buffer, theirs = await store.buffer("math"), await other.buffer("math")
         (old,) = await buffer.put(group("same", tags={"is": "old"}))
         before_the_locks(
-            monkeypatch, PostgresqlBackend, "identify", lambda: CHANGES[change](theirs),
+            monkeypatch, PostgresqlSession, "identify", lambda: CHANGES[change](theirs),
             each_time=True,
         )  # fmt: skip
         put = buffer.put(group("same", tags={"is": "new"}), on_duplicate=on_duplicate)
@@ -208,7 +208,7 @@ async def test_a_group_that_another_client_evicts_and_replaces_before_the_locks(
             await theirs.put(group())
             ids[:] = await theirs.put(group("same"), on_duplicate="replace")
 
-        before_the_locks(monkeypatch, PostgresqlBackend, "identify", change, each_time=True)
+        before_the_locks(monkeypatch, PostgresqlSession, "identify", change, each_time=True)
         new = group("same", tags={"is": "new"})
         assert await buffer.put(new, on_duplicate="replace") == ids
         assert ids > [1]  # a new one, since the group was evicted
@@ -225,7 +225,7 @@ async def test_a_group_that_another_client_puts_into_a_new_task_during_the_put(
         buffer, theirs = await store.buffer("math"), await other.buffer("math")
         await buffer.put(group("same"))
         delete, put = CHANGES["deleted"], lambda: theirs.put(group("same", "b"))
-        before_the_locks(monkeypatch, PostgresqlBackend, "identify", lambda: delete(theirs))
+        before_the_locks(monkeypatch, PostgresqlSession, "identify", lambda: delete(theirs))
         before_the_locks(monkeypatch, capacity, "evict_surplus", put)
         new = group("same", tags={"is": "new"})
         (found,) = await buffer.put(new, on_duplicate=on_duplicate)

@@ -6,12 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.repository.draws import read_in_snapshot
-from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.records import Stored
 from support.groups import group, groups
 from support.in_transaction import await_in_transaction
@@ -39,9 +38,9 @@ async def test_groups_deleted_before_they_are_read_are_delivered(
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
-        def read_late(backend: Backend, connection: Connection, drawn: Drawn) -> Stored:
+        def read_late(session: Session, drawn: Drawn) -> Stored:
             await_in_transaction(there.delete(deleted), loop)
-            return read_in_snapshot(backend, connection, drawn)
+            return read_in_snapshot(session, drawn)
 
         monkeypatch.setattr("replaydb.database.repository.draws.read_in_snapshot", read_late)
         batch = await buffer.sample(3)

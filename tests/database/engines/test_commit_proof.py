@@ -23,8 +23,10 @@ import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.postgresql import commits
+from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.postgresql.commits import Acknowledged, Commit, Transaction
 from replaydb.database.postgresql.connecting import Connection
+from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.tables.schema import commit_proof
 from support.connections import transaction
 from support.groups import group
@@ -35,16 +37,23 @@ from support.proxy import Proxy, cut_commits
 
 @pytest.fixture
 async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
-    made = backend_for(postgresql_url).writer_engine()
+    backend = backend_for(postgresql_url)
+    assert isinstance(backend, PostgresqlBackend)
+    made = backend.engine(isolation_level="READ COMMITTED")
     yield made
     await made.dispose()
+
+
+async def prove(connection: AsyncConnection, known: Acknowledged) -> bool:
+    """Run the last statement of a write."""
+    return await connection.run_sync(lambda core: commits.prove(PostgresqlSession(core), known))
 
 
 @asynccontextmanager
 async def proved(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
     """Run a transaction as every write does, until its COMMIT."""
     async with engine.connect() as connection:
-        assert await commits.prove(connection, Acknowledged())
+        assert await prove(connection, Acknowledged())
         yield connection, commits.transaction_of(connection)
 
 
@@ -108,7 +117,7 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
     known = Acknowledged()
     async with engine.connect() as first, engine.connect() as second:
         for connection in (first, second):
-            assert await commits.prove(connection, known)
+            assert await prove(connection, known)
         for connection in (second, first):
             await connection.commit()
             known.add(commits.transaction_of(connection))
@@ -119,7 +128,7 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
                 await other.execute(
                     update(commit_proof).where(of_second).values(transaction_number=number)
                 )
-            assert await commits.prove(first, known) is is_there
+            assert await prove(first, known) is is_there
             await first.commit()
         assert len(known.newest) == 2
         known.add(commits.transaction_of(first))
@@ -131,13 +140,13 @@ async def test_commits_whose_rows_may_be_deleted_are_not_required(
 ) -> None:
     known = Acknowledged()
     async with engine.connect() as connection:
-        assert await commits.prove(connection, known)
+        assert await prove(connection, known)
         await connection.commit()
         mine = commits.transaction_of(connection)
     for age, is_there in ((timedelta(hours=11), False), (timedelta(hours=13), True)):
         known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
         async with engine.connect() as connection:
-            assert await commits.prove(connection, known) is is_there
+            assert await prove(connection, known) is is_there
 
 
 async def test_commits_after_a_snapshot_are_not_required(

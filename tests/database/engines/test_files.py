@@ -22,6 +22,7 @@ from replaydb import Store, operations
 from replaydb.database.engines import backend_for
 from replaydb.database.sqlite.backend import SqliteBackend
 from replaydb.database.sqlite.file import DatabaseFile
+from replaydb.database.sqlite.session import SqliteSession
 from support.groups import group
 from support.users import without_root
 
@@ -197,13 +198,13 @@ async def test_a_file_replaced_before_the_commit_is_detected(
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
-        identify = SqliteBackend.identify
+        identify = SqliteSession.identify
 
         def meanwhile(*arguments: Any, **named: Any) -> Any:
             replace(path_of(sqlite_url))
             return identify(*arguments, **named)
 
-        monkeypatch.setattr(SqliteBackend, "identify", meanwhile)
+        monkeypatch.setattr(SqliteSession, "identify", meanwhile)
         with pytest.raises(rdb.DatabaseUnavailableError, match="replaced"):
             await buffer.put(group())
 

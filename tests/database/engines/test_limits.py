@@ -6,16 +6,17 @@ import asyncio
 from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import func, select, text
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from replaydb.database.postgresql import backend, limits
-from replaydb.database.runtime import revisions
+from replaydb.database.postgresql import limits, transactions
+from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import end_in
 from support.connections import transaction
 from support.groups import group
+from support.in_transaction import await_in_transaction
 
 
 async def limit(url: str, setting: str, value: str) -> None:
@@ -30,8 +31,9 @@ async def test_time_limits_do_not_apply_to_migrations(
     empty_postgresql_url: str, setting: str
 ) -> None:
     await limit(empty_postgresql_url, setting, "400ms")
-    async with revisions.schema_transaction(backend_for(empty_postgresql_url)) as connection:
-        await connection.execute(select(func.pg_sleep(0.6)))
+    await backend_for(empty_postgresql_url).schema.change(
+        lambda session: session.run(select(func.pg_sleep(0.6)))
+    )
 
 
 async def test_an_error_names_statement_timeout(own_postgresql_url: str) -> None:
@@ -47,21 +49,29 @@ async def test_an_error_names_statement_timeout(own_postgresql_url: str) -> None
 
 
 async def test_an_error_of_opening_names_statement_timeout(own_postgresql_url: str) -> None:
-    async with revisions.schema_transaction(backend_for(own_postgresql_url)):
+    loop = asyncio.get_running_loop()
+
+    async def opened() -> None:
         await limit(own_postgresql_url, "statement_timeout", "300ms")
         with pytest.raises(rdb.DatabaseUnavailableError, match=r"statement_timeout .*ALTER ROLE"):
             await Store.open(own_postgresql_url, run="a")
 
+    await backend_for(own_postgresql_url).schema.change(
+        lambda _: await_in_transaction(opened(), loop)
+    )
+
 
 async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
-    backend = backend_for(empty_postgresql_url)
-    async with revisions.schema_transaction(backend):
+    schema, loop = backend_for(empty_postgresql_url).schema, asyncio.get_running_loop()
+
+    async def changed() -> None:
         await limit(empty_postgresql_url, "lock_timeout", "50ms")
         with pytest.raises(
             rdb.DatabaseUnavailableError, match=r"55P03.* lock_timeout .*ALTER ROLE"
         ):
-            async with revisions.schema_transaction(backend):
-                pass
+            await schema.change(lambda _: None)
+
+    await schema.change(lambda _: await_in_transaction(changed(), loop))
 
 
 async def test_a_call_may_wait_longer_than_lock_timeout(
@@ -84,19 +94,19 @@ async def test_a_long_call_on_a_used_connection(
     """It sets limits of its own, in place of those of the session, after which it is run again."""
     runs = 0
 
-    monkeypatch.setattr(backend, "ORDINARY_SECONDS", 60.0)
+    monkeypatch.setattr(transactions, "ORDINARY_SECONDS", 60.0)
     monkeypatch.setattr(limits, "ORDINARY_SECONDS", 0.5)
     monkeypatch.setattr(limits, "SERVER_GRACE_SECONDS", 0.1)
 
-    def sleep(connection: Connection) -> object:
+    def sleep(session: Session) -> object:
         nonlocal runs
         runs += 1
-        return connection.scalar(select(func.pg_sleep(1.5)))
+        return session.run(select(func.pg_sleep(1.5)))
 
     async with Store.open(postgresql_url, run="a") as store:
         for call in (store._database.read, store._database.write):
-            await call(lambda it: it.scalar(select(1)), end=end_in(100))  # connects
-            await call(lambda it: it.scalar(select(1)), end=end_in(50))
+            await call(lambda it: it.run(select(1)), end=end_in(100))  # connects
+            await call(lambda it: it.run(select(1)), end=end_in(50))
             await call(sleep, end=end_in(100))
     assert runs == 2
 
@@ -105,14 +115,14 @@ async def test_a_long_read_of_one_statement(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs without a transaction, until the limits of the session end it."""
-    for module in (backend, limits):
+    for module in (transactions, limits):
         monkeypatch.setattr(module, "ORDINARY_SECONDS", 0.5)
     monkeypatch.setattr(limits, "SERVER_GRACE_SECONDS", 0.1)
     found = []
 
-    def sleep(connection: Connection) -> object:
-        found.append(connection.get_isolation_level())
-        return connection.scalar(select(func.pg_sleep(1.5)))
+    def sleep(session: Session) -> object:
+        found.append(session.core.get_isolation_level())
+        return session.run(select(func.pg_sleep(1.5)))
 
     async with Store.open(postgresql_url, run="a") as store:
         await store._database.read(sleep, end=end_in(20), single=True)

@@ -22,7 +22,7 @@ from support.network_postgres import PASSWORD, Door, PasswordServer
 async def answer_of(url: str, sql: str) -> object:
     """Return the result of a query on a connection of a store."""
     async with Store.open(url) as store:
-        return await store._database.read(lambda connection: connection.scalar(text(sql)))
+        return await store._database.read(lambda session: session.core.scalar(text(sql)))
 
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", None])

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, select, text
+from sqlalchemy import inspect, text
 
 from replaydb import Store
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.postgresql import schema_changes
-from replaydb.database.runtime import revisions
+from replaydb.database.runtime.transactions import Database
 from replaydb.database.tables.schema import REVISIONS
 from replaydb.errors import DatabaseError, InvalidInputError
 from support.connections import transaction
 from support.groups import group
+from support.in_transaction import await_in_transaction
 from support.revisions import NEXT, release_next
 from support.rows import contents, fill, view_counts
 from support.snapshot import take_snapshot
@@ -71,15 +72,20 @@ async def test_rebuilding_a_table_does_not_reuse_ids(
         await fill(connection)
     release_next(tmp_path, monkeypatch, FORWARD)
     await migrations.upgrade(sqlite_url)
-    identify = backend_for(sqlite_url).identify
-    new_ids = partial(identify, buffer_id=1, uids=["new"], children=())
+    # 99 was deleted, and a draw still names it.
+    assert await _new_ids(sqlite_url) == range(100, 101)
     async with transaction(sqlite_url) as connection:
-        # 99 was deleted, and a draw still names it.
-        assert (await connection.run_sync(new_ids)).new == range(100, 101)
         await connection.execute(text("DELETE FROM episode_group"))
     await migrations.downgrade(sqlite_url, "-1")
-    async with transaction(sqlite_url) as connection:
-        assert (await connection.run_sync(new_ids)).new == range(100, 101)
+    assert await _new_ids(sqlite_url) == range(100, 101)
+
+
+async def _new_ids(url: str) -> Sequence[int]:
+    """Return the ids of the next groups."""
+    database = Database(backend_for(url))
+    found = await database.write(lambda session: session.identify(1, ["new"], children=()))
+    await database.close()
+    return found.new
 
 
 async def test_a_failed_upgrade_changes_nothing(
@@ -198,10 +204,13 @@ async def test_concurrent_upgrades_in_processes(empty_url: str) -> None:
 
 async def test_waiting_for_another_upgrade_can_be_cancelled(empty_sqlite_url: str) -> None:
     backend = backend_for(empty_sqlite_url)
-    async with revisions.schema_transaction(backend, create=True) as connection:
-        await connection.execute(select(1))
+    loop = asyncio.get_running_loop()
+
+    async def cancelled() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(migrations.upgrade(backend), 0.3)
+
+    await backend.schema.change(lambda _: await_in_transaction(cancelled(), loop), create=True)
     await migrations.upgrade(backend)
     assert await migrations.check(backend) == ()
 

@@ -19,7 +19,7 @@ from replaydb import (
     TopPriority,
     Uniform,
 )
-from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository.buffers import lock_buffer
 from replaydb.database.tables import schema
 from support.connections import transaction
@@ -238,16 +238,16 @@ async def test_a_group_that_is_deleted_while_it_is_replaced_gets_a_new_id(
         buffer, drawing = await store.buffer("math"), await other.buffer("math")
         await buffer.update_settings(max_times_sampled=1, on_evict="delete")
         [old] = await buffer.put(group("same", tags={"content": "old"}))
-        identify = PostgresqlBackend.identify
+        identify = PostgresqlSession.identify
         loop = asyncio.get_running_loop()
 
-        def then_drawn(backend: PostgresqlBackend, *args: Any, **more: Any) -> Any:
-            found = identify(backend, *args, **more)
-            monkeypatch.setattr(PostgresqlBackend, "identify", identify)
+        def then_drawn(session: PostgresqlSession, *args: Any, **more: Any) -> Any:
+            found = identify(session, *args, **more)
+            monkeypatch.setattr(PostgresqlSession, "identify", identify)
             asyncio.run_coroutine_threadsafe(drawing.sample(1, step=1), loop).result()
             return found
 
-        monkeypatch.setattr(PostgresqlBackend, "identify", then_drawn)
+        monkeypatch.setattr(PostgresqlSession, "identify", then_drawn)
         put = buffer.put(group("same", tags={"content": "new"}), on_duplicate="replace")
         [new] = await put
         assert new > old

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import and_, event, func, insert, select, text, true
+from sqlalchemy import and_, func, insert, select, text, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
+from replaydb import Store
 from replaydb.analysis.decoded import scan_group_sizes, select_groups_with_names
 from replaydb.analysis.tables import (
     draws_of,
@@ -29,6 +30,7 @@ from replaydb.analysis.tables import (
 )
 from replaydb.database.filters.compiling import at_most_stale, checked
 from replaydb.database.filters.tag_lookups import lookups_in
+from replaydb.database.postgresql.combined_writes import writes_as_one
 from replaydb.database.postgresql.sequences import identify_groups
 from replaydb.database.repository import tasks
 from replaydb.database.repository.aging import (
@@ -111,8 +113,8 @@ from replaydb.database.repository.transitions import (
     keep_drawn,
     select_losses,
 )
-from replaydb.database.runtime.prepared import Bound
-from replaydb.database.runtime.writes import Part, combined
+from replaydb.database.runtime.prepared import Bound, Write
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
@@ -150,6 +152,7 @@ from replaydb.operations.removal import ended_draws, select_ids_between, weigh_g
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
 from support.postgres import PostgresServer
+from support.watching import recorded
 
 TASKS = [f"task-{number}" for number in range(10)]
 NUM_GROUPS = 20_000
@@ -182,7 +185,7 @@ FILTERS = {
 
 
 def locking(statement: Bound[Any]) -> Bound[Any]:
-    """Return a statement of `execute_locking` with the value of its last run."""
+    """Return a statement of `Session.lock` with the value of its last run."""
     return statement._replace(values={**statement.values, "is_last": True})
 
 
@@ -664,12 +667,10 @@ async def test_statements_find_their_rows_by_index(connection: AsyncConnection, 
 
 @pytest.mark.parametrize("engine_name", ["postgresql"])
 async def test_rows_written_together_are_found_by_index(connection: AsyncConnection) -> None:
-    of_groups = Part(update_each_group(), ("group_id", "priority"), True)
-    of_tasks = Part(update_tasks(), ("task_id", "num_sampled"), True)
-    statement = combined((of_groups, of_tasks))
-    values = {"group_id_of_0": [7, 8], "priority_of_0": [1.0, 2.0]}
-    values |= {"task_id_of_1": [1], "num_sampled_of_1": [9]}
-    plan = await plan_of(connection, statement, values)
+    of_groups = [{"group_id": 7, "priority": 1.0}, {"group_id": 8, "priority": 2.0}]
+    of_tasks = [{"task_id": 1, "num_sampled": 9}]
+    writes = [Write(update_each_group(), of_groups), Write(update_tasks(), of_tasks)]
+    plan = await plan_of(connection, writes_as_one(writes, None))
     assert plan.scans <= {"task"}, plan.text  # there are few tasks
     assert "pk_episode_group" in plan.indexes, plan.text
 
@@ -945,17 +946,19 @@ async def test_the_lineage_of_a_group_is_found_by_index(connection: AsyncConnect
     assert "ix_draw_group_group_id" in plan.indexes, plan.text
 
 
-async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -> None:
+async def test_saving_a_task_does_not_set_its_key(filled_url: str) -> None:
     """Groups refer to the key. On SQLite, setting it reads every group of the task."""
-    statements: list[str] = []
+    async with Store.open(filled_url) as store:
+        with recorded(store) as statements:
 
-    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        statements.append(sql)
+            def work(session: Session) -> list[str]:
+                task_states = tasks.states_of(session.lock(lock_all_tasks(1, False, False)))
+                statements.clear()
+                tasks.save(session, list(task_states.values()))
+                session.send()
+                return list(statements)
 
-    _, task_states = await connection.run_sync(tasks.lock, lock_all_tasks(1, False, False))
-    event.listen(connection.sync_connection, "before_cursor_execute", record)
-    await connection.run_sync(tasks.save, list(task_states.values()))
-    (update,) = statements
+            (update,) = await store._database.write(work)
     assert update.startswith("UPDATE task SET")
     assert "task_name" not in update
 

@@ -19,6 +19,7 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database.postgresql.backend import PostgresqlBackend
 from support.groups import episode, group, groups
+from support.watching import num_used
 from torture import checker
 from torture.context import AttackContext
 
@@ -161,8 +162,7 @@ async def _every_await(context: AttackContext, name: str) -> None:
                 context.figures["cancellations"] += 1
         async with asyncio.timeout(30):
             assert len(await buffer.sample(3)) == 3
-        for engine in (store._database._writer, store._database._reader):
-            assert engine.pool.checkedout() == 0, f"{name}: a connection was not returned"  # type: ignore[attr-defined]
+        assert num_used(store) == 0, f"{name}: a connection was not returned"
     tables = await checker.read_tables(context.url)
     checker.check_tables(tables)
     leased = tables.with_status("leased")

@@ -55,7 +55,7 @@ def _impatient() -> Iterator[None]:
     """Shorten the timeouts after which a disconnected call gives up."""
     with (
         patch("replaydb.buffer.waiting.GRACE_SECONDS", 0.3),
-        patch("replaydb.database.postgresql.backend.COMMIT_SECONDS", 0.2),
+        patch("replaydb.database.postgresql.transactions.COMMIT_SECONDS", 0.2),
         patch("replaydb.buffer.drawing.RELEASE_SECONDS", 0.1),
     ):
         yield

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, cast, func, select
+from sqlalchemy import cast, func, select
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.database.postgresql import checkup, pooler, roles, sequences, sql, standby
 from replaydb.database.postgresql import instance as instances
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import own_tables
 from replaydb.domain.results import Finding
 from replaydb.errors import DatabaseError
@@ -40,15 +41,15 @@ class PostgresqlAdministration:
         except Exception as error:
             raise self._backend.translate(error) or error from error
 
-    def examine(self, connection: Connection) -> list[Finding]:
+    def examine(self, session: Session) -> list[Finding]:
         """Check the server, its settings and the state of the tables."""
-        return list(checkup.findings(connection))
+        return list(checkup.findings(session.core))
 
-    def replication_lag(self, connection: Connection) -> float | None:
+    def replication_lag(self, session: Session) -> float | None:
         """Ask the server, which may be a standby."""
-        return standby.lag(connection)
+        return standby.lag(session.core)
 
-    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+    def damage(self, session: Session) -> list[tuple[str, str]]:
         """Return nothing: values match their types, and checks of pages need an extension."""
         return []
 
@@ -75,17 +76,17 @@ class PostgresqlAdministration:
                         "PostgreSQL 17 on MAINTAIN on the table (SQLSTATE 42501)"
                     )
 
-    def instance(self, connection: Connection) -> Instance:
+    def instance(self, session: Session) -> Instance:
         """Ask the server which database of which server it is, and on which timeline."""
-        return instances.instance(connection)
+        return instances.instance(session.core)
 
-    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+    def last_ids(self, session: Session) -> dict[str, int | None]:
         """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""
-        return sequences.last_ids(connection)
+        return sequences.last_ids(session)
 
-    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+    def advance_sequences(self, session: Session, ids: Mapping[str, int]) -> None:
         """Advance the sequences."""
-        sequences.advance(connection, ids)
+        sequences.advance(session, ids)
 
 
 class PostgresqlRoles:
@@ -95,9 +96,9 @@ class PostgresqlRoles:
         self._backend = backend
 
     def statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
+        self, session: Session, prefix: str, tables: Sequence[str], *, apply: bool
     ) -> list[ExecutableDDLElement]:
         """Return the statements of `roles`."""
-        if apply and (problem := roles.problem(connection, prefix, tables)):
+        if apply and (problem := roles.problem(session.core, prefix, tables)):
             raise DatabaseError(f"{self._backend.shown}: {problem}; nothing was changed")
-        return list(roles.statements(connection, prefix, tables))
+        return list(roles.statements(session.core, prefix, tables))

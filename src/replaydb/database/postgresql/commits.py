@@ -40,6 +40,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     Delete,
     Insert,
     Interval,
@@ -58,8 +59,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import Grouping
 
 from replaydb.database.postgresql.limits import IDLE_IN_TRANSACTION_SECONDS, set_limits
-from replaydb.database.runtime.prepared import Bound, execute, prepared
-from replaydb.database.runtime.writes import send_writes
+from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import commit_proof
 
 #: Pause between attempts to read an outcome.
@@ -121,49 +123,46 @@ class Acknowledged:
         self.newest = kept
 
 
-async def prove(connection: AsyncConnection, acknowledged: Acknowledged) -> bool:
+def prove(session: Session, acknowledged: Acknowledged) -> bool:
     """Write the number of the open transaction, in one statement with its last writes.
 
     Returns:
         Whether the server has all acknowledged commits, as in `has_all`.
     """
-    earlier = acknowledged.newest
-    known: Transaction | None = connection.info.get(_KEY)
+    earlier, info = acknowledged.newest, session.core.info
+    known: Transaction | None = info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
-    proof = _prove(uid, number, *_keys(earlier))
-    [row] = await connection.run_sync(send_writes, proof)
-    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
+    [row] = session.send(_prove(uid, number, *_keys(earlier)))
+    info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
     if known is None:  # a new row: delete old ones, so that their number stays limited
-        await connection.run_sync(execute, _delete_unused(RETENTION))
+        session.run(_delete_unused(RETENTION))
     return _has_all(row, earlier)
 
 
-async def has_all(
-    connection: AsyncConnection,
-    earlier: Mapping[UUID, Commit],
-    *,
-    through_pgbouncer: bool = False,
+def has_all(
+    session: Session, earlier: Mapping[UUID, Commit], *, through_pgbouncer: bool = False
 ) -> bool:
     """Return whether the server has the commits that were acknowledged earlier.
 
     True also if all of them are so old that their rows may have been deleted. A connection that
     does not lead through PgBouncer is asked about the same commits only once.
     """
+    info = session.core.info
     if not earlier:  # a read-only role may not be allowed to read `commit_proof`
         return True
-    if not through_pgbouncer and _is_known_to_have(connection, earlier):
+    if not through_pgbouncer and _is_known_to_have(info, earlier):
         return True
-    row = await _row(connection, _find_commits(*_keys(earlier)))
+    [row] = session.run(_find_commits(*_keys(earlier)))
     found = _has_all(row, earlier)
-    connection.info[_CHECKED] = earlier if found else None
+    info[_CHECKED] = earlier if found else None
     return found
 
 
-def _is_known_to_have(connection: AsyncConnection, earlier: Mapping[UUID, Commit]) -> bool:
-    mine: Transaction | None = connection.info.get(_KEY)
+def _is_known_to_have(info: Mapping[str, Any], earlier: Mapping[UUID, Commit]) -> bool:
+    mine: Transaction | None = info.get(_KEY)
     is_own = mine is not None and list(earlier) == [mine.connection_uid]
-    return is_own or connection.info.get(_CHECKED) is earlier
+    return is_own or info.get(_CHECKED) is earlier
 
 
 def _keys(commits: Mapping[UUID, Commit]) -> tuple[list[UUID], list[int]]:
@@ -174,11 +173,6 @@ def _has_all(row: Any, earlier: Mapping[UUID, Commit]) -> bool:
     return row.num_found == len(earlier) or all(
         row.began_at - one.began_at > RETENTION / 2 for one in earlier.values()
     )
-
-
-def is_reader(connection: AsyncConnection) -> bool:
-    """Whether the transactions of a connection are read-only."""
-    return bool(connection.sync_engine.get_execution_options().get("postgresql_readonly"))
 
 
 def transaction_of(connection: AsyncConnection) -> Transaction:
@@ -219,17 +213,16 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
 async def _read_outcome(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
     seconds = end - asyncio.get_running_loop().time()
     await set_limits(connection, seconds, IDLE_IN_TRANSACTION_SECONDS, is_local=True)
-    ended = _end_transaction(transaction.pid, transaction.began_at)
-    await connection.run_sync(execute, ended)
-    row = await _row(connection, _lock(transaction.connection_uid))
+
+    def work(core: Connection) -> int:
+        session = PostgresqlSession(core)
+        session.run(_end_transaction(transaction.pid, transaction.began_at))
+        [(number,)] = session.run(_lock(transaction.connection_uid))
+        return int(number)
+
+    number = await connection.run_sync(work)
     await connection.commit()
-    return bool(row.transaction_number == transaction.number)
-
-
-async def _row(connection: AsyncConnection, statement: Bound[Any]) -> Any:
-    """Return the row that a statement returns."""
-    rows: Any = await connection.run_sync(execute, statement)
-    return rows[0]
+    return number == transaction.number
 
 
 _NEVER = 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
 from sqlalchemy.exc import DBAPIError
-
-from replaydb.database.runtime.prepared import message_bytes
 
 #: A server closes the connection when it receives a message of 2^30 bytes or more.
 MAX_BYTES = 1_000_000_000
@@ -25,7 +24,7 @@ def is_too_large(error: BaseException) -> bool:
     sent: Any = error.params
     if isinstance(sent, list | tuple):  # a statement that SQLAlchemy has run
         return message_bytes(sent) > MAX_BYTES
-    return isinstance(sent, dict) and sent.get("num_bytes", 0) > MAX_BYTES  # set by `prepared`
+    return isinstance(sent, dict) and sent.get("num_bytes", 0) > MAX_BYTES  # set by the session
 
 
 def refusal(error: BaseException) -> str | None:
@@ -42,3 +41,19 @@ def refusal(error: BaseException) -> str | None:
         return None
     is_asyncpgs = isinstance(error.orig.__cause__, asyncpg.InterfaceError)
     return str(error.orig) if is_asyncpgs else None
+
+
+def message_bytes(parameters: Sequence[Any]) -> int:
+    """Return the size of the parameters of a statement, or of the largest row of parameters."""
+    rows = [row for row in parameters if isinstance(row, tuple)]  # each is a message
+    return max(map(_num_bytes, rows), default=_num_bytes(parameters))
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="replace"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, memoryview):
+        return value.nbytes
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection, Index, Select, column, func, select, table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_only
 
 from replaydb.database.postgresql import index_builds, sql
 from replaydb.database.postgresql.limits import BOUND_IDLENESS
+from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.runtime.session import Session, Work
 from replaydb.database.tables.schema import own_tables
 from replaydb.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from replaydb.database.postgresql.backend import PostgresqlBackend
+
+T = TypeVar("T")
 
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 #: How long a migration tries to lock the tables, in seconds.
@@ -45,31 +49,41 @@ class PostgresqlSchema:
     async def check_target(self, *, exists: bool = False) -> None:
         """Do nothing: a connection attempt finds out."""
 
-    def engine(self) -> AsyncEngine:
-        """Return an engine without a pool. DDL is transactional, so it needs nothing else."""
-        return self._backend.engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+    async def change(self, work: Work[T], *, create: bool = False) -> T:
+        """Run it under an advisory lock. DDL is transactional, and constraints are enforced."""
+        engine = self._backend.engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
-    async def lock(self, connection: AsyncConnection) -> None:
-        """Take an advisory lock until the transaction ends, and lift its time limits."""
-        await connection.execute(_lift_limits(is_local=True))
-        lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
-        await connection.execute(select(BOUND_IDLENESS, lock))
+        def locked(core: Connection) -> T:
+            core.execute(_lift_limits(is_local=True))
+            core.execute(select(BOUND_IDLENESS, func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+            return work(PostgresqlSession(core, self._backend.shown))
 
-    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        async with self._backend.disposed(engine), engine.begin() as connection:
+            return await connection.run_sync(locked)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run it in a snapshot."""
+        engine = self._backend.reader_engine(poolclass=NullPool)
+        async with self._backend.disposed(engine), engine.connect() as connection:
+            return await connection.run_sync(
+                lambda core: work(PostgresqlSession(core, self._backend.shown))
+            )
+
+    def lock_tables(self, session: Session, names: Collection[str]) -> None:
         """Lock them all at once, or try again a moment later.
 
         Calls that use a table wait behind a transaction that waits to lock it. So it waits only for
         a second at a time, and others work meanwhile. With all locks, it cannot deadlock later.
         """
-        tables = [one for name, one in own_tables().items() if name in names]
+        tables, core = [one for name, one in own_tables().items() if name in names], session.core
         if not tables:
             return
         end = monotonic() + LOCK_SECONDS
         while True:
             try:
-                async with connection.begin_nested():
-                    await connection.execute(_lock_timeout("1s"))
-                    await connection.execute(sql.lock_tables(tables))
+                with core.begin_nested():
+                    core.execute(_lock_timeout("1s"))
+                    core.execute(sql.lock_tables(tables))
                 break
             except DBAPIError as error:
                 state = getattr(error.orig, "sqlstate", None)
@@ -81,15 +95,12 @@ class PostgresqlSchema:
                         f"{LOCK_SECONDS:.0f} s, because other transactions use them. Nothing was "
                         "changed. End long reads, such as exports and backups, and try again"
                     ) from error
-            await asyncio.sleep(LOCK_PAUSE)
-        await connection.execute(_lock_timeout("0"))
+            await_only(asyncio.sleep(LOCK_PAUSE))
+        core.execute(_lock_timeout("0"))
 
-    def share(self, connection: Connection) -> None:
+    def share(self, session: Session) -> None:
         """Take the same advisory lock in shared mode."""
-        connection.execute(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
-
-    async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Do nothing: constraints are enforced during DDL."""
+        session.run(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
 
     async def create_indexes(
         self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]

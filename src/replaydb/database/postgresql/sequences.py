@@ -11,7 +11,6 @@ from sqlalchemy import (
     BindParameter,
     Boolean,
     ColumnElement,
-    Connection,
     PrimaryKeyConstraint,
     Select,
     String,
@@ -31,8 +30,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.sql.elements import Grouping
 
-from replaydb.database.runtime.prepared import Bound, execute
-from replaydb.database.runtime.writes import Part, Write, numbered, rows_of
+from replaydb.database.postgresql.combined_writes import Part, numbered, rows_of
+from replaydb.database.runtime.prepared import Bound, Write
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import (
     GENERATED,
     draw,
@@ -84,22 +84,22 @@ _READABLE = select(
 _GROUP_IDS = schema.Sequence(_sequence_of(episode_group.name), data_type=BigInteger)
 
 
-def last_ids(connection: Connection) -> dict[str, int | None]:
+def last_ids(session: Session) -> dict[str, int | None]:
     """Return the last generated id of each table whose sequence the user may read."""
-    [readable] = execute(connection, _READABLE)
+    [readable] = session.run(_READABLE)
     names = [name for name, is_readable in readable._asdict().items() if is_readable]
     if not names:
         return {}
-    [found] = execute(connection, select(*(_LAST_IDS[name] for name in names)))
+    [found] = session.run(select(*(_LAST_IDS[name] for name in names)))
     return dict(found._asdict())
 
 
-def advance(connection: Connection, ids: Mapping[str, int]) -> None:
+def advance(session: Session, ids: Mapping[str, int]) -> None:
     """Let sequences continue after these ids, by table, unless they are past them."""
     for name, value in ids.items():
         # In one statement, because other transactions use the sequence at the same time.
         setval = func.setval(cast(_sequence_of(name), REGCLASS), value)
-        connection.execute(select(setval).where(_LAST_IDS[name] < value))
+        session.run(select(setval).where(_LAST_IDS[name] < value))
 
 
 def identify_groups(

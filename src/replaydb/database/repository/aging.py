@@ -15,7 +15,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Select,
     Update,
     and_,
@@ -30,9 +29,8 @@ from replaydb.database.repository import tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import Bound, execute, prepared
-from replaydb.database.runtime.reads import read_together
-from replaydb.database.runtime.writes import postpone
+from replaydb.database.runtime.prepared import Bound, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS, update_staleness
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import comes_after
@@ -83,18 +81,18 @@ def mark(buffer: LockedBuffer, names: Collection[str]) -> None:
         task.aged_to = 0
 
 
-def outdated(connection: Connection, row: BufferRow) -> dict[str, str]:
+def outdated(session: Session, row: BufferRow) -> dict[str, str]:
     """Return tasks whose groups disagree with the policy version or a limit, and how, by name.
 
-    The connection must be a snapshot. Tasks that are marked as behind are correct.
+    The transaction must be a snapshot. Tasks that are marked as behind are correct.
     """
     by_newest = row.settings.expire_by == "newest_token"
-    rows = execute(connection, count_outdated(row.id, row.policy_version, by_newest))
+    rows = session.run(count_outdated(row.id, row.policy_version, by_newest))
     found = {
         one.task_name: f"{one.number} groups have an outdated staleness or should have expired"
         for one in rows
     }
-    for name, state in tasks.read(connection, row.id).items():
+    for name, state in tasks.read(session, row.id).items():
         limit = row.settings.max_staleness_of(name)
         if state.max_staleness != limit:
             found[name] = f"max_staleness is {state.max_staleness}, expected {limit}"
@@ -120,7 +118,7 @@ def step(buffer: LockedBuffer, most: int) -> None:
         else [select_end_of_step(buffer.id, task.task_name, task.aged_to, share - 1)]
         for task in behind
     ]  # fmt: skip
-    found = iter(read_together(buffer.connection, [*chain(*reads), *chain(*ends)]))
+    found = iter(buffer.session.read_together([*chain(*reads), *chain(*ends)]))
     for one, mine in zip(behind, reads, strict=True):
         _expire(buffer, one, list(islice(found, len(mine))), share)
     for one, mine in zip(behind, ends, strict=True):
@@ -149,7 +147,7 @@ def has_to_expire(row: BufferRow, task: TaskState) -> ColumnElement[bool]:
 
 def expire(buffer: LockedBuffer, task: TaskState, most: int) -> None:
     """Expire up to `most` groups of each status of a task that are too stale."""
-    _expire(buffer, task, read_together(buffer.connection, _too_stale(buffer, task, most)), most)
+    _expire(buffer, task, buffer.session.read_together(_too_stale(buffer, task, most)), most)
 
 
 def _too_stale(buffer: LockedBuffer, task: TaskState, most: int) -> list[Bound[Any]]:
@@ -176,7 +174,7 @@ def _age(buffer: LockedBuffer, task: TaskState, end: int | None) -> None:
     after, task.aged_to = task.aged_to, end
     last = checks.INT64[1] if end is None else end
     aged = age_groups(buffer.id, task.task_name, after, last, buffer.row.policy_version)
-    postpone(buffer.connection, aged)
+    buffer.session.postpone(aged)
 
 
 @prepared

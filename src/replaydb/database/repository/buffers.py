@@ -8,17 +8,13 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Connection, Insert, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, update
 
 from replaydb.database.runtime.prepared import (
-    execute,
-    execute_many,
-    inserted_id,
+    Write,
     prepared,
-    sends_together,
 )
-from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import (
     BUFFER_ROWS,
     select_buffer,
@@ -63,9 +59,9 @@ class BufferRow:
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
 
-    def time(self, backend: Backend, connection: Connection) -> datetime:
+    def time(self, session: Session) -> datetime:
         """Return the time of the database's clock: when this was read, if it was read as well."""
-        return self.read_at or backend.now(connection)
+        return self.read_at or session.now()
 
     @property
     def indexed_tags(self) -> frozenset[str]:
@@ -99,27 +95,27 @@ class RunRow:
 
 
 def find_or_add_run(
-    connection: Connection,
+    session: Session,
     name: str,
     lineage: str | None,
     metadata: Mapping[str, Any],
     now: datetime,
 ) -> RunRow:
     """Return the run of this name; create it if it does not exist."""
-    rows = execute(connection, select_run(name))
+    rows = session.run(select_run(name))
     if rows:
         return RunRow(rows[0].id, rows[0].lineage)
     values = {"name": name, "lineage": lineage, "started_at": now, "metadata": dict(metadata)}
-    return RunRow(inserted_id(connection, insert_run(), values), lineage)
+    return RunRow(session.inserted_id(insert_run(), values), lineage)
 
 
-def find(connection: Connection, name: str) -> BufferRow | None:
+def find(session: Session, name: str) -> BufferRow | None:
     """Return the buffer of this name; None if it does not exist."""
-    rows = execute(connection, select_buffer_named(name))
+    rows = session.run(select_buffer_named(name))
     return BufferRow.of(rows[0]) if rows else None
 
 
-def create(connection: Connection, name: str, settings: BufferSettings, now: datetime) -> None:
+def create(session: Session, name: str, settings: BufferSettings, now: datetime) -> None:
     """Insert an empty buffer at policy version 0."""
     values = {
         "name": name,
@@ -129,17 +125,17 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
         "limited_samples": 0,
         "created_at": now,
     }
-    execute_many(connection, insert_buffer(), [values])
+    session.run_many(insert_buffer(), [values])
 
 
-def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
+def state(session: Session, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
     """Return the current row of a buffer, locked or not.
 
     Raises:
         UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because the
             database was replaced by an older state.
     """
-    rows = execute(connection, (lock_buffer if lock else select_buffer)(buffer_id))
+    rows = session.run((lock_buffer if lock else select_buffer)(buffer_id))
     return checked(rows, name)
 
 
@@ -154,48 +150,45 @@ def checked(rows: Sequence[Any], name: str) -> BufferRow:
     return BufferRow.of(rows[0])
 
 
-def begin_snapshot(connection: Connection, buffer_id: int) -> None:
+def begin_snapshot(session: Session, buffer_id: int) -> None:
     """Run a first statement of a transaction, which takes its snapshot."""
     # On a server, the check for lost commits may have taken it. SQLite's BEGIN does not.
-    if not sends_together(connection) or not connection.in_transaction():
-        execute(connection, select_buffer(buffer_id))
+    if not session.sends_together or not session.core.in_transaction():
+        session.run(select_buffer(buffer_id))
 
 
-def save(connection: Connection, buffer_id: int, values: Mapping[str, Any]) -> None:
+def save(session: Session, buffer_id: int, values: Mapping[str, Any]) -> None:
     """Change settings, policy version or counters of a locked buffer."""
     row = {"of_buffer": buffer_id, **values}
-    postpone(connection, Write(update_buffers(), [row]))
+    session.postpone(Write(update_buffers(), [row]))
 
 
-def save_limits(connection: Connection, state: BufferRow) -> None:
+def save_limits(session: Session, state: BufferRow) -> None:
     """Write back the counters of a locked buffer's rate limit, if it has one."""
     if state.settings.rate_limit is not None:
         values = {
             "limited_inserts": state.limited_inserts,
             "limited_samples": state.limited_samples,
         }
-        save(connection, state.id, values)
+        save(session, state.id, values)
 
 
-def task_names(connection: Connection, buffer_id: int) -> list[str]:
+def task_names(session: Session, buffer_id: int) -> list[str]:
     """Return the names of the tasks of a buffer."""
-    return [row.task_name for row in execute(connection, select_task_names(buffer_id))]
+    return [row.task_name for row in session.run(select_task_names(buffer_id))]
 
 
-def ensure_tasks(
-    connection: Connection, buffer_id: int, name: str, wanted: Collection[str]
-) -> list[str]:
+def ensure_tasks(session: Session, buffer_id: int, name: str, wanted: Collection[str]) -> list[str]:
     """Insert the tasks that the buffer does not have yet. Call it before any task is locked.
 
     Returns:
         The names of these tasks.
     """
-    settings = (state(connection, buffer_id, name, lock=True)).settings
-    existing = task_names(connection, buffer_id)
+    settings = (state(session, buffer_id, name, lock=True)).settings
+    existing = task_names(session, buffer_id)
     missing = [task_name for task_name in wanted if task_name not in existing]
     if missing:
-        execute_many(
-            connection,
+        session.run_many(
             insert_tasks(),
             [
                 {
@@ -222,20 +215,20 @@ def ensure_tasks(
     return missing
 
 
-def available(connection: Connection, buffer_id: int) -> dict[str, int]:
+def available(session: Session, buffer_id: int) -> dict[str, int]:
     """Return per task the number of groups that can be drawn now, or could be after maintenance."""
-    rows = execute(connection, select_available(buffer_id))
+    rows = session.run(select_available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
 
 
-def buffer_names(connection: Connection) -> list[str]:
+def buffer_names(session: Session) -> list[str]:
     """Return the names of all buffers, sorted."""
-    return [row.name for row in execute(connection, select_buffer_names())]
+    return [row.name for row in session.run(select_buffer_names())]
 
 
-def all_buffers(connection: Connection) -> list[BufferInfo]:
+def all_buffers(session: Session) -> list[BufferInfo]:
     """Return all buffers, sorted by name."""
-    rows = execute(connection, select_buffers())
+    rows = session.run(select_buffers())
     return [
         BufferInfo(
             row.name,
@@ -248,9 +241,9 @@ def all_buffers(connection: Connection) -> list[BufferInfo]:
     ]
 
 
-def all_runs(connection: Connection) -> list[RunInfo]:
+def all_runs(session: Session) -> list[RunInfo]:
     """Return all runs, oldest first."""
-    rows = execute(connection, select_runs())
+    rows = session.run(select_runs())
     return [RunInfo(**row._asdict()) for row in rows]
 
 

@@ -158,7 +158,7 @@ def evict_old(buffer: LockedBuffer, most: int) -> bool:
     partitions = _partitions(buffer, buffer.task_states.values(), EVICTABLE)
     stay, page, num_evicted = 0, PAGE, 0
     while num_evicted < most:
-        rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), page)
+        rows = ordered_reads.first_of_all(buffer.session, partitions, Order(group.id), page)
         old = [row.id for row in rows if is_old(buffer, row)]
         _evict(buffer, old, "outlived time_to_live")
         num_evicted += len(old)
@@ -260,7 +260,7 @@ def _check_fits_with(
     """Check that new groups and the protected ones would fit into an empty buffer together."""
     names = {task.task_name for task in task_states}
     size = replace(incoming)
-    for row in groups.scalars(buffer.connection, buffer.id, protected):
+    for row in groups.scalars(buffer.session, buffer.id, protected):
         if row.task_name in names and row.group_status in (*UNSAMPLABLE, *IDLE):
             size.add(row.num_tokens, row.num_bytes)
     if size.over(limit):
@@ -269,7 +269,7 @@ def _check_fits_with(
 
 def _has_idle(buffer: LockedBuffer, task_states: Sequence[TaskState]) -> bool:
     partitions = _partitions(buffer, task_states, IDLE)
-    return bool(ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), 1))
+    return bool(ordered_reads.first_of_all(buffer.session, partitions, Order(group.id), 1))
 
 
 def _total(task_states: Iterable[TaskState], incoming: Size) -> Size:
@@ -294,13 +294,13 @@ def _victims(
         if task.is_expiring:  # groups that are too stale are evicted first
             aging.expire(buffer, task, limit)
     partitions = _partitions(buffer, task_states, UNSAMPLABLE)
-    rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), limit, others)
+    rows = ordered_reads.first_of_all(buffer.session, partitions, Order(group.id), limit, others)
     if not rows:
         partitions = _partitions(buffer, task_states, IDLE)
         order = _by_eviction(buffer)
         if order.clock is not None:
             return _at_random(buffer, task_states, order, excess, others)
-        rows = ordered_reads.first_of_all(buffer.connection, partitions, order, limit, others)
+        rows = ordered_reads.first_of_all(buffer.session, partitions, order, limit, others)
     return _enough(rows, excess)
 
 
@@ -337,14 +337,14 @@ def _at_random(
     rate = float(sum(task.num_available for task in task_states))
     keyed: list[tuple[float, Any]] = []
     for task in task_states:
-        tasks.set_back_if_late(buffer.connection, task, "uniform", rate)
+        tasks.set_back_if_late(buffer.session, task, "uniform", rate)
         for partition in _partitions(buffer, [task], IDLE):
             if partition.status == GroupStatus.COMPLETED and eligible is None:
-                rows = ordered_reads.first(buffer.connection, partition, order, limit)
+                rows = ordered_reads.first(buffer.session, partition, order, limit)
                 times = remaining_times(task, "uniform", rows)
             else:
                 most, by_age = task.stored_groups, Order(group.id)
-                rows = ordered_reads.first(buffer.connection, partition, by_age, most, eligible)
+                rows = ordered_reads.first(buffer.session, partition, by_age, most, eligible)
                 times = task.exponentials(buffer.settings, len(rows))
             keyed.extend(zip(times.tolist(), rows, strict=True))
     keyed.sort(key=lambda pair: (pair[0], pair[1].id))
@@ -353,7 +353,7 @@ def _at_random(
         elapsed, _ = keyed[len(chosen) - 1]
         for task in task_states:
             task.advance_clock("uniform", elapsed)
-            tasks.set_back_if_late(buffer.connection, task, "uniform")
+            tasks.set_back_if_late(buffer.session, task, "uniform")
     return chosen
 
 
@@ -390,5 +390,5 @@ def _partitions(
 
 def _evict(buffer: LockedBuffer, ids: Sequence[int], reason: str) -> None:
     if ids:
-        rows = groups.scalars(buffer.connection, buffer.id, ids)
+        rows = groups.scalars(buffer.session, buffer.id, ids)
         transitions.retire(buffer, rows, reason, keep_payload=False, is_evicted=True)

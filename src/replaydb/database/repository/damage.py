@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, or_, select
+from sqlalchemy import Select, or_, select
 
 from replaydb.database.repository import transitions, updates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.updates import Update
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.selections import selection
 from replaydb.database.tables.schema import group
 from replaydb.domain.episodes import GroupStatus
@@ -55,18 +55,16 @@ def fail(buffer: LockedBuffer, rows: Sequence[Any], reasons: Mapping[int, str]) 
     transitions.move(buffer, changes, GroupStatus.FAILED)
 
 
-def failed(
-    connection: Connection, buffer_id: int, ids: Sequence[int] | None = None
-) -> dict[int, Failed]:
+def failed(session: Session, buffer_id: int, ids: Sequence[int] | None = None) -> dict[int, Failed]:
     """Return the groups of a buffer that failed because of damage, in ascending order of ids.
 
     Args:
-        connection: In any transaction.
+        session: In any transaction.
         buffer_id: The buffer.
         ids: Only these groups; None: all.
     """
     found = {}
-    for row in execute(connection, select_failed_as_damaged(buffer_id, ids)):
+    for row in session.run(select_failed_as_damaged(buffer_id, ids)):
         status = _status_before(row)
         if status is not None:
             found[row.id] = Failed(status, row.num_bytes)
@@ -79,7 +77,7 @@ def restore(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     All tasks of the buffer must be locked. Groups that are no longer failed are left unchanged.
     """
     by_status: dict[GroupStatus, list[int]] = {}
-    for group_id, one in failed(buffer.connection, buffer.id, ids).items():
+    for group_id, one in failed(buffer.session, buffer.id, ids).items():
         by_status.setdefault(one.status, []).append(group_id)
     for status, some in by_status.items():
         updates.apply(buffer, Update(some, status=status))

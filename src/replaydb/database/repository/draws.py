@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, select, true, tuple_
+from sqlalchemy import ColumnElement, Select, bindparam, select, true, tuple_
 
 from replaydb.database.repository import (
     aging,
@@ -36,10 +36,8 @@ from replaydb.database.repository.draw_request import Contents, Drawn, DrawReque
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.taking import Chosen, take
 from replaydb.database.repository.tasks import TaskState, waiting_times
-from replaydb.database.runtime.prepared import Bound, execute
-from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.reads import LaterReads
-from replaydb.database.runtime.writes import pipeline_of
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import (
     CANDIDATE,
     MEMBERS,
@@ -113,7 +111,7 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)
     if retired:
-        contents.rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
+        contents.rows = groups.facts(buffer.session, buffer.id, drawn.ids)
         contents.stored = contents.stored and contents.stored._replace(groups=contents.rows)
     drawn = replace(drawn, contents=contents, lease_id=drawing.lease_id)
     if buffer.settings.record_draws and not request.is_claim:
@@ -123,14 +121,14 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     return drawn
 
 
-def read_in_snapshot(backend: Backend, connection: Connection, drawn: Drawn) -> Stored:
+def read_in_snapshot(session: Session, drawn: Drawn) -> Stored:
     """Return the payloads and texts of the groups of a draw.
 
     The rows of the groups are not in the snapshot as they are after the draw. On PostgreSQL the
     last statement of the draw reads them at the same time.
     """
-    parts = backend.read_payloads(connection, drawn.ids)
-    return Stored((), parts, groups.transcripts(connection, drawn.contents.with_text))
+    parts = session.read_payloads(drawn.ids)
+    return Stored((), parts, groups.transcripts(session, drawn.contents.with_text))
 
 
 def first_reads(
@@ -156,7 +154,7 @@ class _Drawing:
 
     def __init__(self, buffer: LockedBuffer, request: DrawRequest) -> None:
         self._buffer = buffer
-        self._connection = buffer.connection
+        self._session = buffer.session
         self._request = request
         self._num_bytes = 0
         self._with_text: list[int] = []
@@ -182,12 +180,12 @@ class _Drawing:
             if quota.tasks is None or name in quota.tasks
         ]
         for task in task_states:
-            tasks.recompute_weight_if_inexact(self._connection, task)
+            tasks.recompute_weight_if_inexact(self._session, task)
         if order.clock is not None:
             # Among the arrivals of other tasks a clock may be too late that is not for its own.
             rate = sum(task.rate(order.clock) for task in task_states)
             for task in task_states:
-                tasks.set_back_if_late(self._connection, task, order.clock, rate)
+                tasks.set_back_if_late(self._session, task, order.clock, rate)
         candidates = self._read_candidates(quota, order, task_states)
         available = num_eligible(candidates)
         if available < quota.count and quota.candidates is not None:
@@ -239,16 +237,13 @@ class _Drawing:
             if not in_snapshot:
                 contents.stored = stored._replace(groups=contents.rows)
 
-        pipeline = pipeline_of(self._connection)
-        if pipeline is not None and (only_rows or is_small):
+        if self._session.sends_together and (only_rows or is_small):
             reads = groups.select_stored(buffer.id, ids, only_rows=only_rows)
-            pipeline.read_later(
-                self._connection, LaterReads(reads, lambda found: take(Stored.of(found)))
-            )
+            self._session.read_later(reads, lambda found: take(Stored.of(found)))
         elif only_rows:
-            take(Stored(groups.facts(self._connection, buffer.id, ids)))
+            take(Stored(groups.facts(self._session, buffer.id, ids)))
         else:
-            take(groups.fetch(backend, self._connection, buffer.id, ids))
+            take(groups.fetch(self._session, buffer.id, ids))
         self.settle()
         return contents
 
@@ -298,7 +293,7 @@ class _Drawing:
         limit = settings.draw_limit
         if limit is None or self.lease_id is not None:
             return []
-        rows = groups.scalars(self._connection, self._buffer.id, self.taken)
+        rows = groups.scalars(self._session, self._buffer.id, self.taken)
         done = [row for row in rows if row.times_sampled >= limit]
         keep = settings.archived_payload == "keep" or settings.on_evict == "delete"
         reason = f"sampled {limit} times"
@@ -334,9 +329,7 @@ class _Drawing:
             rows = self._look_up(partition, order, eligible, most, known)
             if rows is None:
                 self._check_scan(quota, task)
-                rows = ordered_reads.first(
-                    self._connection, partition, order, quota.count, eligible
-                )
+                rows = ordered_reads.first(self._session, partition, order, quota.count, eligible)
             keys = np.array([ordered_reads.sort_key(order, row) for row in rows], np.float64)
             return Candidates.of(task, status, rows, keys)
         if status is GroupStatus.COMPLETED:  # groups of other statuses have no keys
@@ -348,7 +341,7 @@ class _Drawing:
         rows = self._look_up(partition, order, eligible, _max_lookups(task), known)
         if rows is None:
             self._check_scan(quota, task)
-            rows = execute(self._connection, select_eligible(partition, eligible))
+            rows = self._session.run(select_eligible(partition, eligible))
         weights = np.array([row.weight for row in rows], np.float64)
         variates = task.exponentials(self._buffer.settings, len(rows))
         keys = waiting_times(variates, rates(order.clock, weights))
@@ -388,7 +381,7 @@ class _Drawing:
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
             statement = select_by_key(partition, order, page, eligible, after)
-            more = execute(self._connection, statement)
+            more = self._session.run(statement)
             rows.extend(more)
             # What never arrives is not late: it comes when nothing else is left.
             late = [row for row in more if horizon < row.key - time < math.inf]
@@ -451,13 +444,13 @@ class _Drawing:
         """
         ids = known
         if ids is None:
-            ids = tags.look_up(self._connection, self._buffer.row, eligible, most)
+            ids = tags.look_up(self._session, self._buffer.row, eligible, most)
         if not ids:
             return None if ids is None else ()
-        return execute(self._connection, select_among(partition, order, ids, eligible))
+        return self._session.run(select_among(partition, order, ids, eligible))
 
     def _is_selective(self, task: TaskState, eligible: ColumnElement[bool] | None) -> bool:
-        return tags.is_selective(self._connection, self._buffer.row, eligible, _max_lookups(task))
+        return tags.is_selective(self._session, self._buffer.row, eligible, _max_lookups(task))
 
     def settle(self) -> None:
         """Take the groups that were chosen last: count or lease them, and set new keys."""

@@ -7,17 +7,15 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, func, select, true
+from sqlalchemy import ColumnElement, Select, func, select, true
 
 from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting_times
-from replaydb.database.runtime.prepared import Bound, execute, prepared
-from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.reads import read_together
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Bound, Write, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.episode_group import (
     count_groups,
@@ -65,12 +63,12 @@ _FACTS = (
 )
 
 
-def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
+def stats(session: Session, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
     """Return the statistics of a buffer; totals per task and status only with `sums`."""
     reads = [select_buffer(buffer_id), select_task_counters(buffer_id)]
     if sums:
         reads.append(select_totals(buffer_id))
-    found, counters, *of_groups = read_together(connection, reads)
+    found, counters, *of_groups = session.read_together(reads)
     state = buffers.checked(found, name)
     totals = []
     for row in chain.from_iterable(of_groups):
@@ -103,15 +101,15 @@ def _counters(facts: dict[str, Any], policy_version: int) -> TaskCounters:
     )
 
 
-def count(connection: Connection, condition: ColumnElement[bool], most: int | None = None) -> int:
+def count(session: Session, condition: ColumnElement[bool], most: int | None = None) -> int:
     """Return the number of groups that meet a condition; `most` if there are more."""
     statement = count_groups(condition) if most is None else count_groups_up_to(condition, most)
-    [(number,)] = execute(connection, statement)
+    [(number,)] = session.run(statement)
     return int(number)
 
 
 def select_number(
-    connection: Connection,
+    session: Session,
     row: BufferRow,
     task_names: Collection[str] | None,
     status_names: Collection[str] | None,
@@ -119,9 +117,9 @@ def select_number(
     most: int,
 ) -> Select[int]:
     """Return the statement that counts up to `most` groups that meet all conditions."""
-    ids = tags.look_up(connection, row, eligible, max(most, tags.MAX_LOOKUPS_IN_ORDER))
+    ids = tags.look_up(session, row, eligible, max(most, tags.MAX_LOOKUPS_IN_ORDER))
     if ids is None and task_names is None:  # named tasks and statuses are ranges of an index
-        task_names = buffers.task_names(connection, row.id)
+        task_names = buffers.task_names(session, row.id)
     if ids is None and status_names is None:
         status_names = list(GroupStatus)
     condition = selection(row.id, ids=ids, tasks=task_names, statuses=status_names, where=eligible)
@@ -129,20 +127,18 @@ def select_number(
 
 
 def episodes(
-    connection: Connection, buffer_id: int, group_id: int, position: int, limit: int
+    session: Session, buffer_id: int, group_id: int, position: int, limit: int
 ) -> list[EpisodeInfo]:
     """Return the scalars of up to `limit` episodes of a group, starting at a position."""
-    rows = execute(connection, select_episode_page(buffer_id, group_id, position, limit))
+    rows = session.run(select_episode_page(buffer_id, group_id, position, limit))
     return [EpisodeInfo(**row._asdict()) for row in rows]
 
 
-def texts(
-    connection: Connection, buffer_id: int, group_ids: Sequence[int]
-) -> dict[int, dict[int, str]]:
+def texts(session: Session, buffer_id: int, group_ids: Sequence[int]) -> dict[int, dict[int, str]]:
     """Return the texts of episodes, by group id and position. Unknown ids are omitted."""
-    known = ids(connection, selection(buffer_id, ids=group_ids))
+    known = ids(session, selection(buffer_id, ids=group_ids))
     found: dict[int, dict[int, str]] = {}
-    for row in sorted(execute(connection, select_transcripts(known))):
+    for row in sorted(session.run(select_transcripts(known))):
         found.setdefault(row.group_id, {})[row.position] = row.text
     return found
 
@@ -152,24 +148,24 @@ COPYABLE = group.group_status.in_(sorted(PUTTABLE - {GroupStatus.ARCHIVED}))
 
 
 def ids_by_name(
-    connection: Connection, buffer_id: int, names: Sequence[int] | Sequence[str]
+    session: Session, buffer_id: int, names: Sequence[int] | Sequence[str]
 ) -> dict[int | str, int]:
     """Return the ids of groups named by id or by uid. Unknown uids are omitted."""
     if not names or isinstance(names[0], int):
         return {name: name for name in names if isinstance(name, int)}
-    found = execute(connection, select_known_uids(buffer_id, names))
+    found = session.run(select_known_uids(buffer_id, names))
     known = {row.group_uid: row.id for row in found}
     return {name: known[name] for name in names if name in known}
 
 
-def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
+def ids(session: Session, condition: ColumnElement[bool]) -> Sequence[int]:
     """Return the ids of the groups that meet a condition."""
-    return [row.id for row in execute(connection, select_ids(condition))]
+    return [row.id for row in session.run(select_ids(condition))]
 
 
-def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
+def scalars(session: Session, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
     """Return the scalars of groups that scheduling uses. Ids not in the buffer are omitted."""
-    return execute(connection, select_scalars_by_id(buffer_id, ids))
+    return session.run(select_scalars_by_id(buffer_id, ids))
 
 
 def select_number_in_flight(
@@ -183,28 +179,28 @@ def select_number_in_flight(
     return count_groups_in_flight(state.id, tasks, putters, max_staleness)
 
 
-def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
+def facts(session: Session, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
     """Return the rows of groups, without payloads. Ids not in the buffer are omitted."""
-    return [row._asdict() for row in execute(connection, select_facts(buffer_id, ids))]
+    return [row._asdict() for row in session.run(select_facts(buffer_id, ids))]
 
 
-def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
+def stored(session: Session, rows: Sequence[Facts]) -> Stored:
     """Return everything stored of groups, given their rows."""
-    parts = backend.read_payloads(connection, [row["id"] for row in rows])
+    parts = session.read_payloads([row["id"] for row in rows])
     with_text = [row["id"] for row in rows if row["has_transcript"]]
-    return Stored(rows, parts, transcripts(connection, with_text))
+    return Stored(rows, parts, transcripts(session, with_text))
 
 
-def transcripts(connection: Connection, ids: Sequence[int]) -> Sequence[Facts]:
+def transcripts(session: Session, ids: Sequence[int]) -> Sequence[Facts]:
     """Return the rows of the texts of groups."""
     if not ids:
         return ()
-    return [row._asdict() for row in execute(connection, select_transcripts(ids))]
+    return [row._asdict() for row in session.run(select_transcripts(ids))]
 
 
-def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
+def fetch(session: Session, buffer_id: int, ids: Sequence[int]) -> Stored:
     """Return everything stored of groups, given their ids. Ids not in the buffer are omitted."""
-    return stored(backend, connection, facts(connection, buffer_id, ids))
+    return stored(session, facts(session, buffer_id, ids))
 
 
 def select_stored(
@@ -240,7 +236,7 @@ def update_priorities(
             if row.group_status == GroupStatus.COMPLETED.value:
                 task.add_weight(-row.weight)
                 task.add_weight(weight)
-        tasks.set_back_if_late(buffer.connection, task, "priority")
+        tasks.set_back_if_late(buffer.session, task, "priority")
         variates = task.exponentials(buffer.settings, len(mine))
         keys = task.priority_clock + waiting_times(variates, weights)
         for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
@@ -252,7 +248,7 @@ def update_priorities(
                     "priority_key": key,
                 }
             )
-    postpone(buffer.connection, Write(update_each_group(), changes))
+    buffer.session.postpone(Write(update_each_group(), changes))
     return len(changes)
 
 

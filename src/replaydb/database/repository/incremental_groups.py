@@ -6,18 +6,18 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Select, select
 
 from replaydb.database.repository import capacity, groups, packs, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import execute, execute_many
 from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS, select_known_uids, update_each_group
 from replaydb.database.statements.payload import (
     insert_episodes,
@@ -27,7 +27,7 @@ from replaydb.database.statements.payload import (
 )
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.records import EpisodeRecord, reward_facts
+from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
 from replaydb.database.tables.schema import episode, group
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
@@ -61,16 +61,20 @@ class Addition:
     group_uid: str
     position: int | None
     record: EpisodeRecord
+    new_task_names: ClassVar[frozenset[str]] = frozenset()  # its group has a task
+
+    @property
+    def payloads(self) -> list[PayloadRecord]:
+        """Its only payload."""
+        return [self.record.payload]
 
 
-def targets(
-    connection: Connection, buffer_id: int, additions: Sequence[Addition]
-) -> dict[str, Any]:
+def targets(session: Session, buffer_id: int, additions: Sequence[Addition]) -> dict[str, Any]:
     """Return the scalars of the groups to add to, by uid. Unknown groups are omitted."""
     uids = sorted({addition.group_uid for addition in additions})
-    known = execute(connection, select_known_uids(buffer_id, uids))
+    known = session.run(select_known_uids(buffer_id, uids))
     ids = {row.id: row.group_uid for row in known}
-    return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
+    return {ids[row.id]: row for row in groups.scalars(session, buffer_id, sorted(ids))}
 
 
 def add(
@@ -89,14 +93,12 @@ def add(
     Raises:
         LostRaceError: Some groups were replaced or deleted before their tasks were locked.
     """
-    found = {
-        row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
-    }
+    found = {row.id: row for row in groups.scalars(buffer.session, buffer.id, sorted(ids.values()))}
     is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
         raise LostRaceError("another transaction replaced or deleted a group")
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    for row in execute(buffer.connection, select_positions(list(found))):
+    for row in buffer.session.run(select_positions(list(found))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     added: list[_Added] = []
@@ -110,7 +112,7 @@ def add(
         taken[group_id].add(position)
         added.append(_Added(group_id, position, addition.record))
         outcomes.append(GroupStatus.PENDING)
-    counted = packs.enter(buffer.connection, [one.record.payload for one in additions])
+    counted = packs.enter(buffer.session, [one.record.payload for one in additions])
     packs.settle(buffer.shares, counted, [one.record.payload for one in added])
     if not added:
         return outcomes
@@ -122,7 +124,7 @@ def add(
         size.bytes += record.num_bytes
     capacity.evict_surplus(buffer)
     capacity.free_space(buffer, incoming)
-    _insert(buffer.connection, added)
+    _insert(buffer.session, added)
     full = _summarise(buffer, found, added)
     closed = _complete(buffer, {group_id: {} for group_id in full})
     return [
@@ -138,7 +140,7 @@ def close_overdue(buffer: LockedBuffer, most: int) -> bool:
         Whether there are no others.
     """
     late = select_past_deadline(buffer.id, buffer.task_states, buffer.now, most)
-    rows = execute(buffer.connection, late)
+    rows = buffer.session.run(late)
     enough: dict[int, Mapping[str, Any]] = {}
     failed: list[Change] = []
     for row in rows:
@@ -184,7 +186,7 @@ def _choose_position(addition: Addition, group: Any, taken: Mapping[int, set[int
     return addition.position
 
 
-def _insert(connection: Connection, added: Sequence[_Added]) -> None:
+def _insert(session: Session, added: Sequence[_Added]) -> None:
     """Insert episodes, each as its own part of the payload."""
     episodes, payloads, transcripts = [], [], []
     for group_id, position, record in added:
@@ -192,9 +194,9 @@ def _insert(connection: Connection, added: Sequence[_Added]) -> None:
         payloads.append(record.payload.row(group_id, position))
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
-    execute_many(connection, insert_episodes(), episodes)
-    execute_many(connection, insert_payloads(), payloads)
-    execute_many(connection, insert_transcripts(), transcripts)
+    session.run_many(insert_episodes(), episodes)
+    session.run_many(insert_payloads(), payloads)
+    session.run_many(insert_transcripts(), transcripts)
 
 
 def _summarise(
@@ -207,7 +209,7 @@ def _summarise(
     """
     policy_version = buffer.row.policy_version if buffer.is_comparable else None
     members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in added}
-    for row in execute(buffer.connection, select_episodes(sorted(members))):
+    for row in buffer.session.run(select_episodes(sorted(members))):
         members[row.group_id].append(row)
     num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
     with_text = {group_id for group_id in members if found[group_id].has_transcript}
@@ -231,7 +233,7 @@ def _summarise(
                 **facts,
             }
         )
-    execute_many(buffer.connection, update_each_group(), changes)
+    buffer.session.run_many(update_each_group(), changes)
     return [
         group_id
         for group_id, rows in members.items()
@@ -255,7 +257,7 @@ def _complete(
         return {}
     stale: list[Change] = []
     fresh: list[Change] = []
-    for row in groups.scalars(buffer.connection, buffer.id, sorted(changes)):
+    for row in groups.scalars(buffer.session, buffer.id, sorted(changes)):
         # So far, attempts counted claims. For the completed group the count restarts.
         common = {"attempts": 0, "status_reason": None, **changes[row.id]}
         if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Delete,
     Insert,
     Select,
@@ -27,9 +26,8 @@ from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Contents, Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import execute, inserted_id, prepared
-from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Write, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.database.statements.lease import select_leased
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
@@ -58,17 +56,17 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
     }
     lease_id = buffer.found.lease_id
     if lease_id is None:
-        return inserted_id(buffer.connection, insert_lease(), values)
-    postpone(buffer.connection, Write(insert_known_lease(), [{"id": lease_id, **values}]))
+        return buffer.session.inserted_id(insert_lease(), values)
+    buffer.session.postpone(Write(insert_known_lease(), [{"id": lease_id, **values}]))
     return lease_id
 
 
 def list_leases(
-    connection: Connection, buffer_id: int, now: datetime, *, expired: bool
+    session: Session, buffer_id: int, now: datetime, *, expired: bool
 ) -> list[LeaseInfo]:
     """Return leases that have not expired; with `expired`, also expired ones that have groups."""
     by_lease: dict[int, list[Any]] = {}
-    for row in execute(connection, select_leases(buffer_id, now, expired=expired)):
+    for row in session.run(select_leases(buffer_id, now, expired=expired)):
         by_lease.setdefault(row.id, []).append(row)
     return [
         LeaseInfo(
@@ -85,23 +83,20 @@ def list_leases(
     ]
 
 
-def members(
-    backend: Backend, connection: Connection, buffer_id: int, lease_id: int
-) -> Sequence[Any]:
+def members(session: Session, buffer_id: int, lease_id: int) -> Sequence[Any]:
     """Return a row for each group of a lease, in the order of their draw.
 
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
     """
-    found = execute(connection, select_leases(buffer_id, backend.now(connection), lease_id))
+    found = session.run(select_leases(buffer_id, session.now(), lease_id))
     if not found:
         raise LeaseExpiredError(lease_id)
     return [row for row in found if row.group_id is not None]
 
 
 def fetch_leased(
-    backend: Backend,
-    connection: Connection,
+    session: Session,
     buffer_id: int,
     lease_id: int,
     ids: Sequence[int] | None = None,
@@ -111,13 +106,13 @@ def fetch_leased(
     Raises:
         LeaseExpiredError: It is over, does not hold one of the ids, or is not of the buffer.
     """
-    found = members(backend, connection, buffer_id, lease_id)
+    found = members(session, buffer_id, lease_id)
     if ids is not None:
         wanted = set(ids)
         found = [row for row in found if row.group_id in wanted]
         if lost := wanted - {row.group_id for row in found}:
             raise LeaseExpiredError(lease_id, sorted(lost))
-    stored = groups.fetch(backend, connection, buffer_id, [row.group_id for row in found])
+    stored = groups.fetch(session, buffer_id, [row.group_id for row in found])
     rows = {row["id"]: row for row in stored.groups}
     mine = [rows[row.group_id] for row in found]
     return Drawn(
@@ -133,16 +128,14 @@ def fetch_leased(
     )
 
 
-def extend(
-    connection: Connection, buffer_id: int, lease_id: int, now: datetime, ttl: float
-) -> None:
+def extend(session: Session, buffer_id: int, lease_id: int, now: datetime, ttl: float) -> None:
     """Extend a lease to `ttl` seconds from now.
 
     Raises:
         LeaseExpiredError: It is over.
     """
     end = now + timedelta(seconds=ttl)
-    if execute(connection, extend_lease(buffer_id, lease_id, now, end)) == 0:
+    if session.run(extend_lease(buffer_id, lease_id, now, end)) == 0:
         raise LeaseExpiredError(lease_id)
 
 
@@ -230,7 +223,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
     """End a lease, expired or not, and increment the attempt counts of its groups. Return ids."""
-    found = execute(buffer.connection, select_leased(buffer.id, lease_id))
+    found = buffer.session.run(select_leased(buffer.id, lease_id))
     if not found:
         return []
     rows = [row for row in found if row.id is not None]
@@ -246,18 +239,18 @@ def reap(buffer: LockedBuffer, most: int) -> bool:
     Returns:
         Whether there are no others.
     """
-    connection, now = buffer.connection, buffer.now
-    if execute(connection, end_overdue_leases(buffer.id, now)) == 0:
+    session, now = buffer.session, buffer.now
+    if session.run(end_overdue_leases(buffer.id, now)) == 0:
         return True
-    rows = execute(connection, select_overdue(buffer.id, buffer.task_states, now, most))
+    rows = session.run(select_overdue(buffer.id, buffer.task_states, now, most))
     if rows:
         released = selection(buffer.id, ids=_ids(rows))
-        for one in execute(connection, select_lease_owners(released)):
+        for one in session.run(select_lease_owners(released)):
             text = f"lease {one.id} of {one.owner!r} expired, {one.num_groups} groups released"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
-    execute(connection, delete_overdue_leases(buffer.id, now))
+    session.run(delete_overdue_leases(buffer.id, now))
     return len(rows) < most
 
 
@@ -265,7 +258,7 @@ def _leased(
     buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None
 ) -> tuple[Sequence[Any], Sequence[int]]:
     """Return the scalars of all or some groups of a lease that has not expired, and its losses."""
-    found = execute(buffer.connection, select_leased(buffer.id, lease_id, ids))
+    found = buffer.session.run(select_leased(buffer.id, lease_id, ids))
     if not found or found[0].expires_at <= buffer.now:
         raise LeaseExpiredError(lease_id)
     rows = [row for row in found if row.id is not None]
@@ -350,11 +343,11 @@ def _delete_if_empty(
         Whether it was deleted.
     """
     if ids is None:
-        postpone(buffer.connection, delete_lease(lease_id))
+        buffer.session.postpone(delete_lease(lease_id))
         return True
     if lost:
         return False
-    return bool(execute(buffer.connection, delete_lease_if_empty(lease_id)))
+    return bool(buffer.session.run(delete_lease_if_empty(lease_id)))
 
 
 def _ids(rows: Sequence[Any]) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Insert,
     Select,
     Update,
@@ -21,8 +20,8 @@ from sqlalchemy import (
 )
 
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.runtime.prepared import execute, inserted_id, prepared
-from replaydb.database.runtime.writes import Write, postpone, send_writes
+from replaydb.database.runtime.prepared import Write, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.draw import set_outcome
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among, bytewise, total
@@ -55,14 +54,14 @@ def record(
     """
     draw_id, writes = buffer.found.draw_id, []
     if draw_id is None:
-        draw_id = inserted_id(buffer.connection, insert_draw(), dict(facts))
+        draw_id = buffer.session.inserted_id(insert_draw(), dict(facts))
     else:
         writes = [Write(insert_known_draw(), [{"id": draw_id, **facts}])]
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
     writes.append(Write(insert_draw_groups(), rows))
-    postpone(buffer.connection, *writes)
+    buffer.session.postpone(*writes)
     return draw_id
 
 
@@ -71,21 +70,21 @@ def settle(
 ) -> None:
     """Record the outcome of groups whose lease ends."""
     if ids:
-        postpone(buffer.connection, settle_groups(ids, outcome.value, reason, buffer.now))
+        buffer.session.postpone(settle_groups(ids, outcome.value, reason, buffer.now))
 
 
 def record_lost(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
     """Record that groups of a draw could not be read, with the reason by group id."""
     for reason in sorted(set(damaged.values())):
         ids = [group_id for group_id, why in damaged.items() if why == reason]
-        execute(buffer.connection, mark_drawn_lost(draw_id, ids, reason, buffer.now))
+        buffer.session.run(mark_drawn_lost(draw_id, ids, reason, buffer.now))
 
 
-def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo]:
+def draws(session: Session, buffer_id: int, **which: Any) -> list[DrawInfo]:
     """Return draws of a buffer, newest first. `which` has the arguments of `select_draws`."""
-    found = execute(connection, select_draws(buffer_id, **which))
+    found = session.run(select_draws(buffer_id, **which))
     members: dict[int, list[Any]] = {row.id: [] for row in found}
-    for row in execute(connection, select_drawn_groups(list(members))):
+    for row in session.run(select_drawn_groups(list(members))):
         members[row.draw_id].append(row)
     return [
         DrawInfo(
@@ -124,16 +123,16 @@ def _outcome(member: Any) -> DrawOutcome | None:
     return member.outcome and DrawOutcome(member.outcome)
 
 
-def steps(connection: Connection, buffer_id: int, **which: Any) -> list[int]:
+def steps(session: Session, buffer_id: int, **which: Any) -> list[int]:
     """Return the steps of draws of a buffer, ascending. `which`: arguments of `select_steps`."""
-    found = execute(connection, select_steps(buffer_id, **which))
+    found = session.run(select_steps(buffer_id, **which))
     return sorted(row.step for row in found)
 
 
-def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo | None:
+def find_draw(session: Session, buffer_id: int, draw_id: int) -> DrawInfo | None:
     """Return one draw of a buffer; None if it is not recorded."""
     found = draws(
-        connection,
+        session,
         buffer_id,
         draw_id=draw_id,
         step=None,
@@ -145,24 +144,24 @@ def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo 
     return found[0] if found else None
 
 
-def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
+def cursor(session: Session, buffer_id: int, name: str) -> Any:
     """Return the value of a cursor; None if it does not exist."""
-    rows = execute(connection, select_cursor(buffer_id, name))
+    rows = session.run(select_cursor(buffer_id, name))
     return rows[0].value if rows else None
 
 
 def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
     """Write cursors. If two transactions create the same cursor, one of them is retried."""
     for name, value in sorted(cursors.items()):  # in a fixed order, to avoid deadlocks
-        changed = send_writes(buffer.connection, update_cursor(buffer.id, name, value, buffer.now))
+        changed = buffer.session.send(update_cursor(buffer.id, name, value, buffer.now))
         if changed == 0:
             row = {"buffer_id": buffer.id, "name": name, "value": value, "updated_at": buffer.now}
-            postpone(buffer.connection, Write(insert_cursor(), [row]))
+            buffer.session.postpone(Write(insert_cursor(), [row]))
 
 
-def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:
+def prompts(session: Session, condition: ColumnElement[bool]) -> list[PromptInfo]:
     """Return the statistics of every prompt of the groups that meet a condition."""
-    rows = execute(connection, select_prompts(condition))
+    rows = session.run(select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]
 
 

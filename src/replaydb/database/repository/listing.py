@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     Column,
     ColumnElement,
-    Connection,
     Select,
     and_,
     func,
@@ -25,7 +24,8 @@ from sqlalchemy import (
 from replaydb.database.repository import groups
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import MAX_LOOKUPS, MAX_LOOKUPS_IN_ORDER, look_up_in_snapshot
-from replaydb.database.runtime.prepared import execute, prepared
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.episode_group import SHOWN
 from replaydb.database.statements.selections import selection
@@ -75,11 +75,11 @@ class Listing:
     limit: int | None
 
 
-def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[GroupInfo]:
+def find(session: Session, cached: BufferRow, listing: Listing) -> list[GroupInfo]:
     """Return the groups of a page.
 
     Args:
-        connection: A snapshot.
+        session: A snapshot.
         cached: Row of the buffer as cached in this process.
         listing: Selection and order of the groups.
 
@@ -88,26 +88,24 @@ def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[Gr
     """
     if listing.names is None:
         most = MAX_LOOKUPS if listing.limit is None else MAX_LOOKUPS_IN_ORDER
-        ids = look_up_in_snapshot(connection, cached, listing.eligible, most)
+        ids = look_up_in_snapshot(session, cached, listing.eligible, most)
     else:
-        ids = list(groups.ids_by_name(connection, cached.id, listing.names).values())
+        ids = list(groups.ids_by_name(session, cached.id, listing.names).values())
     is_by_id = listing.order.column is group.id
     is_sorted = listing.order.column in INDEXED or (is_by_id and listing.limit is not None)
     rows: list[Any] | None = None
     if ids is not None:
-        rows = _among(connection, cached.id, ids, listing)
+        rows = _among(session, cached.id, ids, listing)
     elif is_by_id and listing.limit is not None and listing.tasks is None:
-        rows = _in_window(connection, cached.id, listing, listing.limit)
+        rows = _in_window(session, cached.id, listing, listing.limit)
     if rows is None:
         is_partial = listing.tasks is not None or listing.statuses is not None
         read = _in_partitions if is_sorted or is_partial else _of_all
-        rows = read(connection, cached.id, listing)
-    return _shown(connection, cached.id, [row.id for row in rows[: listing.limit]])
+        rows = read(session, cached.id, listing)
+    return _shown(session, cached.id, [row.id for row in rows[: listing.limit]])
 
 
-def _in_window(
-    connection: Connection, buffer_id: int, listing: Listing, limit: int
-) -> list[Any] | None:
+def _in_window(session: Session, buffer_id: int, listing: Listing, limit: int) -> list[Any] | None:
     """Return a page in the order of ids, read from the next groups of the table.
 
     None if the page may contain groups beyond them: most are of other buffers, or do not meet the
@@ -117,25 +115,25 @@ def _in_window(
     skip = max(WINDOW, 2 * limit) - 1
     if listing.order.descending:
         start = checks.INT64[1] if after is None else after
-        found = execute(connection, select_end_of_previous(start, skip))
+        found = session.run(select_end_of_previous(start, skip))
         window = group.id < start
         bounds = [group.id >= row.id for row in found]
     else:
         start = 0 if after is None else after
-        found = execute(connection, select_end_of_next(start, skip))
+        found = session.run(select_end_of_next(start, skip))
         window = group.id > start
         bounds = [group.id <= row.id for row in found]
     eligible = listing.eligible
     where = and_(window, *bounds, true() if eligible is None else eligible)
     condition = selection(buffer_id, statuses=listing.statuses, where=where, by_id=True)
-    rows = list(execute(connection, select_page_by_id(condition, listing.order, limit)))
+    rows = list(session.run(select_page_by_id(condition, listing.order, limit)))
     return rows if not found or len(rows) == limit else None
 
 
-def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
+def _in_partitions(session: Session, buffer_id: int, listing: Listing) -> list[Any]:
     """Return the first groups of each task and status, read from their indexes and merged."""
     order, limit = listing.order, listing.limit
-    partitions = _partitions(connection, buffer_id, listing)
+    partitions = _partitions(session, buffer_id, listing)
     rows: list[Any] = []
     for unknown, after, equals in _reads(order, listing.after):
         for start in range(0, len(partitions), PARTITIONS):
@@ -143,7 +141,7 @@ def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> 
             statement = select_pages(
                 some, order, limit, listing.eligible, after, unknown=unknown, equals=equals
             )
-            rows += execute(connection, statement)
+            rows += session.run(statement)
         counts = Counter((row.task_name, row.group_status) for row in rows)
         partitions = [
             one for one in partitions if limit is None or counts[one.task_name, one.status] < limit
@@ -151,7 +149,7 @@ def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> 
     return _sorted(rows, order)
 
 
-def _partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Partition]:
+def _partitions(session: Session, buffer_id: int, listing: Listing) -> list[Partition]:
     """Return tasks and statuses: those that have groups; or all, if few are named."""
     names = None if listing.tasks is None else sorted(listing.tasks)
     statuses = sorted(GroupStatus if listing.statuses is None else listing.statuses)
@@ -163,14 +161,14 @@ def _partitions(connection: Connection, buffer_id: int, listing: Listing) -> lis
             found = select_partitions_of(buffer_id, names)
         pairs = [
             (task.task_name, status)
-            for task in execute(connection, found)
+            for task in session.run(found)
             for status in statuses
             if getattr(task, status)
         ]
     return [Partition(buffer_id, name, str(status)) for name, status in pairs]
 
 
-def _of_all(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
+def _of_all(session: Session, buffer_id: int, listing: Listing) -> list[Any]:
     """Return the first groups of all tasks and statuses, read by one scan and sorted."""
     rows: list[Any] = []
     for unknown, after, _ in _reads(listing.order, listing.after):
@@ -178,7 +176,7 @@ def _of_all(connection: Connection, buffer_id: int, listing: Listing) -> list[An
             statement = select_page_of_all(
                 buffer_id, listing.order, listing.limit, listing.eligible, after, unknown=unknown
             )
-            rows += execute(connection, statement)
+            rows += session.run(statement)
     return _sorted(rows, listing.order)
 
 
@@ -195,9 +193,7 @@ def _reads(
         yield True, after, False
 
 
-def _among(
-    connection: Connection, buffer_id: int, ids: Sequence[int], listing: Listing
-) -> list[Any]:
+def _among(session: Session, buffer_id: int, ids: Sequence[int], listing: Listing) -> list[Any]:
     """Return the groups with these ids that meet the conditions of a listing, sorted in Python."""
     condition = selection(
         buffer_id,
@@ -206,7 +202,7 @@ def _among(
         statuses=listing.statuses,
         where=listing.eligible,
     )
-    rows = execute(connection, select_keys(condition, listing.order.column))
+    rows = session.run(select_keys(condition, listing.order.column))
     return _sorted(rows, listing.order, listing.after)
 
 
@@ -226,8 +222,8 @@ def _sorted(rows: Iterable[Any], order: Order, after: tuple[Any, int] | None = N
     return known + unknown
 
 
-def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
-    found = execute(connection, select_shown(buffer_id, ids))
+def _shown(session: Session, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
+    found = session.run(select_shown(buffer_id, ids))
     rows = {row.id: row._asdict() for row in found}
     damaged = dict.fromkeys(
         set(ids) - rows.keys(), "an index lists the group, but its row is missing"

@@ -10,13 +10,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
-
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.writes import discard_writes, send_writes
+from replaydb.database.runtime.session import Session
 from replaydb.domain.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class LockedBuffer:
     all other changes recorded here, back to the tables.
 
     Attributes:
-        connection: Connection of the transaction.
+        session: The transaction.
         scope: Buffer and run of the call.
         id: Id of the buffer.
         row: Current row of the buffer.
@@ -115,13 +113,13 @@ class LockedBuffer:
 
     def __init__(
         self,
-        connection: Connection,
+        session: Session,
         scope: Scope,
         row: BufferRow,
         found: Found,
         task_states: dict[str, TaskState],
     ) -> None:
-        self.connection = connection
+        self.session = session
         self.scope = scope
         self.id = row.id
         self.row = row
@@ -141,13 +139,10 @@ class LockedBuffer:
         All attributes are restored, including any that are added to the class later.
         """
         before = {name: _copy(value) for name, value in vars(self).items()}
-        send_writes(self.connection)
         try:
-            with self.connection.begin_nested():
+            with self.session.savepoint():
                 yield
-                send_writes(self.connection)
         except BaseException:
-            discard_writes(self.connection)
             vars(self).update(before)
             raise
 
@@ -159,7 +154,7 @@ class LockedBuffer:
     @cached_property
     def now(self) -> datetime:
         """Time of the database's clock, read once, while the locks are held."""
-        return self.row.time(self.scope.backend, self.connection)
+        return self.row.time(self.session)
 
     @property
     def is_comparable(self) -> bool:
@@ -188,7 +183,7 @@ class LockedBuffer:
 
 
 def _copy(value: Any) -> Any:
-    """Copy values that are changed in place; return others, such as a connection, as they are."""
+    """Copy values that are changed in place; return others, such as a session, as they are."""
     if isinstance(value, dict):
         return {key: _copy(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -9,14 +9,13 @@ packs come last.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
     Boolean,
     ColumnElement,
-    Connection,
     Select,
     and_,
     bindparam,
@@ -36,6 +35,7 @@ from replaydb.database.repository.maintenance import is_overdue
 from replaydb.database.repository.tasks import select_tasks
 from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.runtime.protocol import LostRaceError
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
 from replaydb.database.statements.lease import select_leased
 from replaydb.database.tables.expressions import (
@@ -55,9 +55,8 @@ _IS_LAST = bindparam("is_last", type_=Boolean())
 _TASK: ColumnElement[int] = literal_column("1919250540")  # "repl"
 
 
-@contextmanager
 def tasks_locked(
-    connection: Connection,
+    session: Session,
     scope: Scope,
     names: Collection[str] | None,
     *,
@@ -65,94 +64,101 @@ def tasks_locked(
     leases: bool = False,
     reads: Sequence[Bound[Any]] = (),
     sweeps: bool = True,
-) -> Iterator[LockedBuffer]:
+) -> AbstractContextManager[LockedBuffer]:
     """Lock some or all tasks, or the whole buffer if its settings require that.
 
     Maintenance of the tasks is done first: leases, deadlines, time to live. Tasks that do not
     exist are omitted.
 
     Args:
-        connection: Connection of the transaction.
+        session: The transaction.
         scope: Buffer and run of the call.
         names: Names of the tasks; None: all.
         draws: Whether a draw is made, which will be recorded.
         leases: Whether a lease is made.
-        reads: Statements that the block runs first: see `lock_and_read`.
+        reads: Statements that the block runs first: see `Session.lock`.
         sweeps: Whether to do maintenance.
 
     Raises:
         LostRaceError: The settings were changed, and now require other locks than were taken.
         UnfinishedMaintenanceError: There is too much maintenance to do it first.
     """
-    cached = scope.row.settings
-    if cached.is_exclusive:
+    if scope.row.settings.is_exclusive:
         statement = lock_buffer_and_tasks(scope.buffer_id, draws, leases)
     elif names is None:
         statement = lock_all_tasks(scope.buffer_id, draws, leases)
     else:
         statement = lock_tasks(scope.buffer_id, sorted(names), draws, leases)
-    with _locked(connection, scope, statement, reads) as buffer:
-        if buffer.settings.is_exclusive != cached.is_exclusive:
-            raise LostRaceError("another transaction changed settings that determine the locks")
-        if sweeps:
-            maintenance.sweep(buffer)
-        yield buffer
+    return _locked(session, scope, statement, reads, by_settings=True, sweeps=sweeps)
 
 
-@contextmanager
 def buffer_locked(
-    connection: Connection, scope: Scope, *, reads: Sequence[Bound[Any]] = ()
-) -> Iterator[LockedBuffer]:
+    session: Session, scope: Scope, *, reads: Sequence[Bound[Any]] = ()
+) -> AbstractContextManager[LockedBuffer]:
     """Lock the buffer and all its tasks."""
-    statement = lock_buffer_and_tasks(scope.buffer_id, False, False)
-    with _locked(connection, scope, statement, reads) as buffer:
-        yield buffer
+    return _locked(session, scope, lock_buffer_and_tasks(scope.buffer_id, False, False), reads)
 
 
-@contextmanager
 def lease_locked(
-    connection: Connection, scope: Scope, lease_id: int, ids: Sequence[int] | None = None
-) -> Iterator[LockedBuffer]:
+    session: Session, scope: Scope, lease_id: int, ids: Sequence[int] | None = None
+) -> AbstractContextManager[LockedBuffer]:
     """Lock the tasks of the groups of a lease. `ids` are the groups that are used; None: all."""
-    statement = lock_leased_tasks(scope.buffer_id, lease_id)
     reads = [select_leased(scope.buffer_id, lease_id, ids)]
-    with _locked(connection, scope, statement, reads) as buffer:
-        yield buffer
+    return _locked(session, scope, lock_leased_tasks(scope.buffer_id, lease_id), reads)
 
 
-@contextmanager
 def behind_locked(
-    connection: Connection, scope: Scope, most: int, *, expiring: bool
-) -> Iterator[LockedBuffer]:
+    session: Session, scope: Scope, most: int, *, expiring: bool
+) -> AbstractContextManager[LockedBuffer]:
     """Lock up to `most` tasks that are behind the policy version: see `aging`."""
     lock = lock_expiring_tasks if expiring else lock_aging_tasks
-    with _locked(connection, scope, lock(scope.buffer_id, most)) as buffer:
-        yield buffer
+    return _locked(session, scope, lock(scope.buffer_id, most))
 
 
 @contextmanager
 def _locked(
-    connection: Connection, scope: Scope, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()
+    session: Session,
+    scope: Scope,
+    statement: Bound[Any],
+    reads: Sequence[Bound[Any]] = (),
+    *,
+    by_settings: bool = False,
+    sweeps: bool = False,
 ) -> Iterator[LockedBuffer]:
-    """Lock tasks, and perhaps the buffer, with a statement. Write changes back at the end."""
-    rows, task_states = tasks.lock(connection, statement, reads)
+    """Lock tasks, and perhaps the buffer, with a statement. Write changes back at the end.
+
+    Args:
+        session: The transaction.
+        scope: Buffer and run of the call.
+        statement: Locks the tasks.
+        reads: Statements that the block runs first.
+        by_settings: Whether the settings determine what is locked.
+        sweeps: Whether to do maintenance first.
+    """
+    was_exclusive = scope.row.settings.is_exclusive
+    rows = session.lock(statement, reads)
     # Read while the locks are held, so no other transaction can advance the policy.
     row = scope.row = buffers.checked(rows, scope.buffer_name)
+    task_states = tasks.states_of(rows)
     scope.on_read(row)
     scope.messages.clear()  # a transaction that lost a race is run again
     before = {name: replace(task) for name, task in task_states.items()}
     counted = (row.limited_inserts, row.limited_samples)
     found = Found(rows[0].has_overdue, rows[0].draw_id, rows[0].lease_id)
-    buffer = LockedBuffer(connection, scope, row, found, task_states)
+    buffer = LockedBuffer(session, scope, row, found, task_states)
+    if by_settings and buffer.settings.is_exclusive != was_exclusive:
+        raise LostRaceError("another transaction changed settings that determine the locks")
+    if sweeps:
+        maintenance.sweep(buffer)
     yield buffer
     lineage.set_cursors(buffer, buffer.cursors)
     retention.trim(buffer, before)
     row = buffer.row  # another object after a savepoint that was rolled back
     if (row.limited_inserts, row.limited_samples) != counted:
-        buffers.save_limits(connection, row)
+        buffers.save_limits(session, row)
     changed = [task for name, task in buffer.task_states.items() if task != before[name]]
-    tasks.save(connection, changed)
-    packs.save(connection, buffer.shares, lambda: buffer.now)
+    tasks.save(session, changed)
+    packs.save(session, buffer.shares, lambda: buffer.now)
     scope.messages.extend(buffer.messages)
 
 
@@ -222,7 +228,7 @@ def _select_locked(
 ) -> Select[Any]:
     """Select tasks, locked, with their buffer; the first time only the first of them.
 
-    See `execute_locking`. If `draws` or `leases` is true, a new id of that table is selected.
+    See `Session.lock`. If `draws` or `leases` is true, a new id of that table is selected.
     """
     locked = tasks.with_for_update(key_share=True, of=task).cte("locked")
     first = select(func.min(locked.c.task_id)).scalar_subquery()

@@ -9,7 +9,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Label,
     Select,
     Subquery,
@@ -21,8 +20,7 @@ from sqlalchemy import (
 
 from replaydb.database.repository import buffers
 from replaydb.database.runtime.prepared import prepared
-from replaydb.database.runtime.protocol import Backend
-from replaydb.database.runtime.reads import read_together
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.statistics import (
     STALENESS_BINS,
@@ -46,8 +44,7 @@ EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def collect(
-    backend: Backend,
-    connection: Connection,
+    session: Session,
     buffer_id: int,
     buffer_name: str,
     num_draws: int,
@@ -58,7 +55,7 @@ def collect(
 
     Args:
         backend: Backend of the database.
-        connection: A snapshot.
+        session: A snapshot.
         buffer_id: Id of the buffer.
         buffer_name: Name of the buffer.
         num_draws: Number of the last draws that count as recent.
@@ -74,9 +71,9 @@ def collect(
     ]
     if sums:
         reads.append(sum_by_status(buffer_id, num_draws))
-    found, counters, [last], *of_groups = read_together(connection, reads)
+    found, counters, [last], *of_groups = session.read_together(reads)
     state = buffers.checked(found, buffer_name)
-    now = state.time(backend, connection)
+    now = state.time(session)
     drawn = last._asdict()
     tasks = [row._asdict() | {"num_added": row.num_inserted - row.num_replaced} for row in counters]
     rows = [_aged(row._asdict(), now) for row in chain.from_iterable(of_groups)]

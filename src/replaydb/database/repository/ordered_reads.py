@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select
+from sqlalchemy import ColumnElement, Select
 
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import (
     Order,
     Partition,
@@ -21,7 +22,7 @@ from replaydb.database.tables.column_types import Damaged
 
 
 def first(
-    connection: Connection,
+    session: Session,
     partition: Partition,
     order: Order,
     limit: int,
@@ -32,18 +33,18 @@ def first(
     Groups whose key is NULL come last.
     """
     if order.descending and not order.newest_first:
-        return _largest_and_oldest(connection, partition, order, limit, eligible)
+        return _largest_and_oldest(session, partition, order, limit, eligible)
     rows: list[Any] = []
     for unknown in (False, True) if order.column.nullable else (False,):
         statement = select_first(partition, order, limit - len(rows), eligible, unknown=unknown)
-        rows.extend(execute(connection, statement))
+        rows.extend(session.run(statement))
         if len(rows) == limit:
             break
     return rows
 
 
 def _largest_and_oldest(
-    connection: Connection,
+    session: Session,
     partition: Partition,
     order: Order,
     limit: int,
@@ -56,14 +57,14 @@ def _largest_and_oldest(
     there are other groups with that key. The column must not contain NULL.
     """
     statement = select_first(partition, order, num_first(order, limit), eligible)
-    rows: list[Any] = list(execute(connection, statement))
+    rows: list[Any] = list(session.run(statement))
     if len(rows) <= limit:
         return rows
     following, last = rows.pop().key, rows[-1].key
     if following == last:
         rows = [row for row in rows if row.key != last]
         statement = select_oldest_equals(partition, order, last, limit - len(rows), eligible)
-        rows.extend(execute(connection, statement))
+        rows.extend(session.run(statement))
     return rows
 
 
@@ -83,7 +84,7 @@ def sort_key(order: Order, row: Any) -> float:
 
 
 def first_of_all(
-    connection: Connection,
+    session: Session,
     partitions: Iterable[Partition],
     order: Order,
     limit: int,
@@ -91,9 +92,7 @@ def first_of_all(
 ) -> list[Any]:
     """Return the first groups of several partitions, merged; of equals the oldest first."""
     rows = [
-        row
-        for partition in partitions
-        for row in first(connection, partition, order, limit, eligible)
+        row for partition in partitions for row in first(session, partition, order, limit, eligible)
     ]
     rows.sort(key=lambda row: (sort_key(order, row), row.id))
     return rows[:limit]

@@ -19,7 +19,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Delete,
     Insert,
     Select,
@@ -39,7 +38,8 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningDelete
 
 from replaydb.database.repository.payload_location import GRACE_SECONDS, payload_store
-from replaydb.database.runtime.prepared import Bound, execute, execute_many
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.column_types import UtcDateTime
 from replaydb.database.tables.expressions import among, total_or_zero
 from replaydb.database.tables.records import PayloadRecord
@@ -86,12 +86,12 @@ class Share:
 Shares = dict[int, Share]
 
 
-def used(connection: Connection) -> list[str]:
+def used(session: Session) -> list[str]:
     """Return the names of all packs with live parts."""
-    return [row.name for row in execute(connection, select_used_packs())]
+    return [row.name for row in session.run(select_used_packs())]
 
 
-def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
+def enter(session: Session, payloads: Iterable[PayloadRecord]) -> Shares:
     """Insert rows for packs that have none, and count all their payloads as live.
 
     Returns:
@@ -110,7 +110,7 @@ def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
         for one in members:
             if one.pack is new:
                 share.add(len(one.data))
-        new.id = _insert(connection, new.name, new.num_bytes, datetime.now(UTC), share)
+        new.id = _insert(session, new.name, new.num_bytes, datetime.now(UTC), share)
         if new.id is None:
             raise PackGoneError([])
         counted[new.id] = share
@@ -135,26 +135,26 @@ def settle(shares: Shares, counted: Shares, payloads: Iterable[PayloadRecord]) -
             shares.setdefault(one.pack.id, Share()).add(len(one.data))
 
 
-def record_unused(connection: Connection, payloads: Iterable[PayloadRecord]) -> None:
+def record_unused(session: Session, payloads: Iterable[PayloadRecord]) -> None:
     """Insert rows for packs that have none, marked for deletion.
 
     Raises:
         PackGoneError: A pack may have been removed as an orphan.
     """
     shares: Shares = {}
-    settle(shares, enter(connection, payloads), ())
-    save(connection, shares, lambda: datetime.now(UTC))
+    settle(shares, enter(session, payloads), ())
+    save(session, shares, lambda: datetime.now(UTC))
 
 
-def release(connection: Connection, ids: Sequence[int], shares: Shares) -> None:
+def release(session: Session, ids: Sequence[int], shares: Shares) -> None:
     """Delete the payloads of groups, and subtract them from the live parts of packs."""
-    rows: Any = execute(connection, release_payloads(ids))
+    rows: Any = session.run(release_payloads(ids))
     for row in rows:
         if row.pack_id is not None:
             shares.setdefault(row.pack_id, Share()).add(row.pack_length, -1)
 
 
-def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) -> None:
+def save(session: Session, shares: Shares, now: Callable[[], datetime]) -> None:
     """Write the changes of packs, in the order of their ids to prevent deadlocks.
 
     Raises:
@@ -168,15 +168,15 @@ def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) ->
         {"of_pack": pack_id, "parts": one.parts, "bytes": one.bytes, "now": time_now}
         for pack_id, one in changes.items()
     ]
-    execute_many(connection, change_packs(), rows)
+    session.run_many(change_packs(), rows)
     taken = [pack_id for pack_id, one in changes.items() if one.parts > 0]
     if taken:
-        staying = {row.id for row in execute(connection, select_staying(taken))}
+        staying = {row.id for row in session.run(select_staying(taken))}
         if gone := [pack_id for pack_id in taken if pack_id not in staying]:
             raise PackGoneError(gone)
 
 
-def recount(connection: Connection, now: datetime) -> int:
+def recount(session: Session, now: datetime) -> int:
     """Correct the counters and marks of packs to the rows that refer to them.
 
     Returns:
@@ -184,72 +184,72 @@ def recount(connection: Connection, now: datetime) -> int:
     """
     # A transaction that adds or removes parts updates the counters last. So once the packs are
     # locked, parts that are not counted yet are not visible either.
-    execute(connection, lock_miscounted())
-    return execute(connection, recount_packs(now))
+    session.run(lock_miscounted())
+    return session.run(recount_packs(now))
 
 
-def miscounted(connection: Connection) -> Sequence[Any]:
+def miscounted(session: Session) -> Sequence[Any]:
     """Return packs whose `live_parts` and `live_bytes` differ from the actual `parts` and `bytes`.
 
     Includes packs with live parts that are marked for deletion, and unmarked packs without any.
     """
-    return execute(connection, select_miscounted())
+    return session.run(select_miscounted())
 
 
-def unmarked_total(connection: Connection) -> Any:
+def unmarked_total(session: Session) -> Any:
     """Return the number of unmarked `packs` without live parts, and their `bytes`.
 
     Earlier versions left such packs. Nothing removes them until they are marked.
     """
-    [total] = execute(connection, select_unmarked_total())
+    [total] = session.run(select_unmarked_total())
     return total
 
 
-def mark_unmarked(connection: Connection, now: datetime) -> None:
+def mark_unmarked(session: Session, now: datetime) -> None:
     """Mark the packs of `unmarked_total` for deletion. Their grace period begins now."""
-    execute(connection, mark_unused(now))
+    session.run(mark_unused(now))
 
 
-def removable(connection: Connection, now: datetime, limit: int) -> Sequence[int]:
+def removable(session: Session, now: datetime, limit: int) -> Sequence[int]:
     """Return ids of marked packs whose grace period is over, up to a limit. Takes no locks."""
-    cutoff, forgotten = _cutoff(connection, now), now - timedelta(seconds=REMEMBERED_SECONDS)
-    return [row.id for row in execute(connection, select_removable(cutoff, forgotten, limit))]
+    cutoff, forgotten = _cutoff(session, now), now - timedelta(seconds=REMEMBERED_SECONDS)
+    return [row.id for row in session.run(select_removable(cutoff, forgotten, limit))]
 
 
-def removable_total(connection: Connection, now: datetime) -> Any:
+def removable_total(session: Session, now: datetime) -> Any:
     """Return the number of marked `packs` whose grace period is over, and their `bytes`."""
-    [total] = execute(connection, select_removable_total(_cutoff(connection, now)))
+    [total] = session.run(select_removable_total(_cutoff(session, now)))
     return total
 
 
-def begin_removal(connection: Connection, ids: Sequence[int], now: datetime) -> dict[int, str]:
+def begin_removal(session: Session, ids: Sequence[int], now: datetime) -> dict[int, str]:
     """Let no transaction use these packs any more, if their grace period is over.
 
     Returns:
         Names of the objects to remove now, by pack id.
     """
-    execute(connection, begin_pack_removal(ids, _cutoff(connection, now)))
-    return {row.id: row.name for row in execute(connection, select_removing(ids))}
+    session.run(begin_pack_removal(ids, _cutoff(session, now)))
+    return {row.id: row.name for row in session.run(select_removing(ids))}
 
 
-def delete_rows(connection: Connection, ids: Collection[int]) -> None:
+def delete_rows(session: Session, ids: Collection[int]) -> None:
     """Delete the rows of packs whose objects were removed."""
-    execute(connection, delete_packs(sorted(ids)))
+    session.run(delete_packs(sorted(ids)))
 
 
-def known(connection: Connection, pack_names: Sequence[str]) -> set[str]:
+def known(session: Session, pack_names: Sequence[str]) -> set[str]:
     """Return which of these packs have a row, except orphans that were claimed for removal."""
-    return {row.name for row in execute(connection, select_known_packs(pack_names))}
+    return {row.name for row in session.run(select_known_packs(pack_names))}
 
 
-def claim_orphans(connection: Connection, names: Collection[str], now: datetime) -> dict[int, str]:
+def claim_orphans(session: Session, names: Collection[str], now: datetime) -> dict[int, str]:
     """Insert rows of orphans as packs that are being removed, so that no transaction can use them.
 
     These rows have no bytes. They stay for `REMEMBERED_SECONDS`. So a transaction that is about to
     commit such a pack finds the row after the object was removed, and writes its payloads again.
 
     Args:
-        connection: A write transaction. If another one inserts a name first, it is run again.
+        session: A write transaction. If another one inserts a name first, it is run again.
         names: Names of the objects.
         now: The current time.
 
@@ -257,23 +257,23 @@ def claim_orphans(connection: Connection, names: Collection[str], now: datetime)
         Names of the objects to remove now, by the ids of their rows.
     """
     for name in sorted(names):
-        _insert(connection, name, 0, now, Share(), removing=True)
-    rows = execute(connection, select_removed_orphans(sorted(names)))
+        _insert(session, name, 0, now, Share(), removing=True)
+    rows = session.run(select_removed_orphans(sorted(names)))
     return {row.id: row.name for row in rows}
 
 
-def mostly_dead(connection: Connection, limit: int) -> Sequence[Any]:
+def mostly_dead(session: Session, limit: int) -> Sequence[Any]:
     """Return packs of which at most half of the bytes are live, up to a limit."""
-    return execute(connection, select_mostly_dead(limit))
+    return session.run(select_mostly_dead(limit))
 
 
-def members(connection: Connection, pack_id: int) -> Sequence[Any]:
+def members(session: Session, pack_id: int) -> Sequence[Any]:
     """Return the live parts of a pack: `group_id`, `part`, `checksum`, offset and length."""
-    return execute(connection, select_members(pack_id))
+    return session.run(select_members(pack_id))
 
 
 def repoint(
-    connection: Connection,
+    session: Session,
     old_id: int,
     name: str,
     num_bytes: int,
@@ -286,7 +286,7 @@ def repoint(
     without live parts, it is marked for deletion.
 
     Args:
-        connection: A write transaction.
+        session: A write transaction.
         old_id: Id of the pack that the parts are in.
         name: Name of the new pack.
         num_bytes: Size of the new pack.
@@ -296,25 +296,25 @@ def repoint(
     Returns:
         The number of parts that were moved.
     """
-    new_id = _insert(connection, name, num_bytes, now, Share())
+    new_id = _insert(session, name, num_bytes, now, Share())
     if new_id is None:  # it was claimed as an orphan
         return 0
     rows = [
         {"old_pack": old_id, "old_offset": old, "new_pack": new_id, "new_offset": new}
         for old, new in sorted(offsets.items())
     ]
-    execute_many(connection, move_member(), rows)
-    [moved] = execute(connection, select_share(new_id))
+    session.run_many(move_member(), rows)
+    [moved] = session.run(select_share(new_id))
     shares = {
         old_id: Share(-moved.parts, -moved.bytes),
         new_id: Share(moved.parts, moved.bytes),
     }
-    save(connection, shares, lambda: now)
+    save(session, shares, lambda: now)
     return int(moved.parts)
 
 
 def _insert(
-    connection: Connection,
+    session: Session,
     name: str,
     num_bytes: int,
     now: datetime,
@@ -332,12 +332,12 @@ def _insert(
         "condemned_at": None if share.parts else now,
         "removing": removing,
     }
-    rows: Any = execute(connection, Bound(insert_pack(), values))
+    rows: Any = session.run(Bound(insert_pack(), values))
     return int(rows[0].id) if rows else None
 
 
-def _cutoff(connection: Connection, now: datetime) -> datetime:
-    found = payload_store(connection)
+def _cutoff(session: Session, now: datetime) -> datetime:
+    found = payload_store(session)
     grace = GRACE_SECONDS if found is None else found.grace_seconds
     return now - timedelta(seconds=grace)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Insert, Select, Update, insert, select, update
+from sqlalchemy import Insert, Select, Update, insert, select, update
 
-from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import payload, payload_place
 from replaydb.errors import InvalidInputError
 
@@ -29,45 +29,45 @@ class PayloadStoreRow(NamedTuple):
     grace_seconds: float
 
 
-def payload_store(connection: Connection) -> PayloadStoreRow | None:
+def payload_store(session: Session) -> PayloadStoreRow | None:
     """Return the payload store of the database; None if payloads are in the database."""
-    rows = execute(connection, select_payload_store())
+    rows = session.run(select_payload_store())
     return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
 
 
-def record_payload_store(connection: Connection, url: str, store_uid: str) -> PayloadStoreRow:
+def record_payload_store(session: Session, url: str, store_uid: str) -> PayloadStoreRow:
     """Record the payload store, unless another process has. Returns the one that is recorded.
 
     Raises:
         InvalidInputError: There are payloads in the database.
     """
-    found = payload_store(connection)
+    found = payload_store(session)
     if found is None:
-        check_no_payloads(connection, url)
+        check_no_payloads(session, url)
         found = PayloadStoreRow(url, store_uid, GRACE_SECONDS)
-        execute_many(connection, insert_payload_store(), [{"id": 1, **found._asdict()}])
+        session.run_many(insert_payload_store(), [{"id": 1, **found._asdict()}])
     return found
 
 
-def check_no_payloads(connection: Connection, url: str) -> None:
+def check_no_payloads(session: Session, url: str) -> None:
     """Check that a payload store can be recorded.
 
     Raises:
         InvalidInputError: There are payloads in the database.
     """
-    if execute(connection, select_any_payload()):
+    if session.run(select_any_payload()):
         expected = "None, since this store has its payloads in the database (see `replaydb copy`)"
         raise InvalidInputError("payloads", expected, url)
 
 
-def relocate(connection: Connection, url: str) -> None:
+def relocate(session: Session, url: str) -> None:
     """Record the new URL of the payload store."""
-    execute(connection, update_payload_store(url=url))
+    session.run(update_payload_store(url=url))
 
 
-def set_grace(connection: Connection, seconds: float) -> None:
+def set_grace(session: Session, seconds: float) -> None:
     """Set the grace period of packs that are marked for deletion."""
-    execute(connection, update_payload_store(grace_seconds=seconds))
+    session.run(update_payload_store(grace_seconds=seconds))
 
 
 def select_payload_store() -> Select[Any]:

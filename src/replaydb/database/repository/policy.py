@@ -12,8 +12,7 @@ from sqlalchemy import BigInteger, ColumnElement, Insert, Update, cast, insert, 
 from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Write
 from replaydb.database.statements.episode_group import select_scalars
 from replaydb.database.statements.selections import comparable_runs, selection
 from replaydb.database.tables.schema import episode_group, group, policy_change
@@ -70,14 +69,14 @@ def advance(
         return Advance(row, before, before, is_behind)
     if lineage is not None and lineage != row.policy_lineage:
         for statement in relate_versions(buffer.id, lineage, version):
-            execute(buffer.connection, statement)
+            buffer.session.run(statement)
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     aging.mark(buffer, buffer.task_states)
     aging.step(buffer, AT_ONCE)
     # After the reads of this step, so that these rows are written together with those of groups.
     # The step takes the new version from `buffer.row`, not from the table.
     values = {"policy_version": version, "policy_lineage": lineage}
-    buffers.save(buffer.connection, buffer.id, values)
+    buffers.save(buffer.session, buffer.id, values)
     change: dict[str, object] = {
         "buffer_id": buffer.id,
         "run_id": run.id,
@@ -85,7 +84,7 @@ def advance(
         "lineage": lineage,
         "began_at": buffer.now,
     }
-    postpone(buffer.connection, Write(insert_policy_change(), [change]))
+    buffer.session.postpone(Write(insert_policy_change(), [change]))
     after, is_behind = aging.progress(buffer.task_states.values())
     return Advance(buffer.row, before, after, is_behind)
 
@@ -107,7 +106,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     values: dict[str, object] = {"settings": settings.to_json()}
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
-    buffers.save(buffer.connection, buffer.id, values)
+    buffers.save(buffer.session, buffer.id, values)
     for task in buffer.task_states.values():
         task.max_staleness = settings.max_staleness_of(task.task_name)
         if settings.seed != before.seed:
@@ -129,7 +128,7 @@ def _recompute_weights(buffer: LockedBuffer) -> None:
         InvalidSettingsError: A weight would be out of range.
     """
     condition = selection(buffer.id)
-    rows = execute(buffer.connection, select_scalars(condition))
+    rows = buffer.session.run(select_scalars(condition))
     priorities = {row.id: row.priority for row in rows}
     try:
         groups.update_priorities(buffer, rows, priorities)

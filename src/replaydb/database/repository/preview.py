@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, or_, select
 
 from replaydb.database.filters import compiling
 from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
@@ -23,7 +23,8 @@ from replaydb.database.repository.tags import (
     narrowed,
 )
 from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
-from replaydb.database.runtime.prepared import Bound, execute
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import (
     CANDIDATE,
     OF_TASK,
@@ -48,35 +49,35 @@ MOST_CANDIDATES = MAX_LOOKUPS
 CANDIDATES_PER_GROUP = 2
 
 
-def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Drawn:
+def peek(session: Session, cached: BufferRow, request: DrawRequest) -> Drawn:
     """Return groups that a draw might take now.
 
     For random sampling strategies, keys are generated for this call alone. The stored keys
     determine the next draw: a caller that knew them, and changed groups accordingly, would bias it.
 
     Args:
-        connection: A snapshot.
+        session: A snapshot.
         cached: Row of the buffer as cached in this process.
         request: The draw to preview.
 
     Raises:
         NotEnoughGroupsError: There are fewer groups than `at_least`.
     """
-    task_states = tasks.read(connection, cached.id)
-    fresh = _fresh(connection, cached, task_states)
+    task_states = tasks.read(session, cached.id)
+    fresh = _fresh(session, cached, task_states)
     parts: list[Drawn] = []
     for position, quota in enumerate(request.quotas):
         taken = [group_id for part in parts for group_id in part.ids]
         of_fresh = replace(quota, eligible=compiling.all_of([quota.eligible, fresh]))
-        parts.append(_quota(connection, cached, task_states.values(), of_fresh, taken))
+        parts.append(_quota(session, cached, task_states.values(), of_fresh, taken))
         available, least = len(parts[-1].ids), request.least(position, len(taken))
         if available < least:
             raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
     found = Drawn.concatenate(parts)
-    return replace(found, contents=Contents(groups.facts(connection, cached.id, found.ids)))
+    return replace(found, contents=Contents(groups.facts(session, cached.id, found.ids)))
 
 
-def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequest) -> DrawRequest:
+def with_candidates(session: Session, cached: BufferRow, request: DrawRequest) -> DrawRequest:
     """Return a request with the groups that meet its filters, unless they are many."""
 
     def evaluated(quota: Quota) -> Quota:
@@ -84,17 +85,17 @@ def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequ
             return quota
         candidates: dict[str, list[int]] = {}
         if quota.is_ordered and request.statuses == (GroupStatus.COMPLETED,):
-            task_states = tasks.read(connection, cached.id).values()
+            task_states = tasks.read(session, cached.id).values()
             more = replace(quota, count=CANDIDATES_PER_GROUP * quota.count)
-            found = _quota(connection, cached, task_states, more, ())
+            found = _quota(session, cached, task_states, more, ())
             for name, group_id in zip(found.task_names, found.ids, strict=True):
                 candidates.setdefault(name, []).append(group_id)
             return replace(quota, candidates=candidates)
         which = Selection(
             cached.id, tasks=quota.tasks, statuses=request.statuses, where=quota.eligible
         )
-        statement = select_candidates(narrowed(connection, cached, which), MOST_CANDIDATES + 1)
-        rows = execute(connection, statement)
+        statement = select_candidates(narrowed(session, cached, which), MOST_CANDIDATES + 1)
+        rows = session.run(statement)
         if len(rows) > MOST_CANDIDATES:
             return quota
         for row in rows:
@@ -105,7 +106,7 @@ def with_candidates(connection: Connection, cached: BufferRow, request: DrawRequ
 
 
 def _fresh(
-    connection: Connection, cached: BufferRow, task_states: Mapping[str, TaskState]
+    session: Session, cached: BufferRow, task_states: Mapping[str, TaskState]
 ) -> ColumnElement[bool] | None:
     """Return the condition that excludes groups that a draw would expire first; None: no such.
 
@@ -114,16 +115,16 @@ def _fresh(
     expiring = [task for task in task_states.values() if task.is_expiring]
     if not expiring:
         return None
-    row = buffers.state(connection, cached.id, cached.name)
+    row = buffers.state(session, cached.id, cached.name)
     stale = [aging.has_to_expire(row, task) for task in expiring]
-    for sums in execute(connection, select_sums(or_(*stale))):
+    for sums in session.run(select_sums(or_(*stale))):
         left = GroupSums(sums.num_groups, sums.weight, sums.num_tokens, sums.num_bytes)
         task_states[sums.task_name].move(sums.group_status, GroupStatus.EXPIRED, left)
     return ~or_(*stale)
 
 
 def _quota(
-    connection: Connection,
+    session: Session,
     cached: BufferRow,
     task_states: Iterable[TaskState],
     quota: Quota,
@@ -136,18 +137,18 @@ def _quota(
         eligible = others if eligible is None else eligible & others
     mine = [task for task in task_states if quota.tasks is None or task.task_name in quota.tasks]
     most = MAX_LOOKUPS_IN_ORDER if order.clock is None else MAX_LOOKUPS
-    ids = look_up_in_snapshot(connection, cached, quota.eligible, most)
+    ids = look_up_in_snapshot(session, cached, quota.eligible, most)
     candidates = []
     for task in mine:
         partition = Partition(cached.id, task.task_name, GroupStatus.COMPLETED.value)
         if ids is not None:
-            rows = execute(connection, select_among(partition, order, ids, eligible))
+            rows = session.run(select_among(partition, order, ids, eligible))
             keys = _keys(order, rows, partition)
         elif order.clock is None:
-            rows = ordered_reads.first(connection, partition, order, quota.count, eligible)
+            rows = ordered_reads.first(session, partition, order, quota.count, eligible)
             keys = _keys(order, rows, partition)
         else:
-            rows, keys = _first_by_new_key(connection, partition, order, quota.count, eligible)
+            rows, keys = _first_by_new_key(session, partition, order, quota.count, eligible)
         candidates.append(Candidates.of(task, GroupStatus.COMPLETED, rows, keys))
     if not any(len(part.ids) for part in candidates):
         return Drawn.empty()
@@ -165,7 +166,7 @@ def _keys(order: Order, rows: Sequence[Any], partition: Partition) -> NDArray[np
 
 
 def _first_by_new_key(
-    connection: Connection,
+    session: Session,
     partition: Partition,
     order: Order,
     count: int,
@@ -177,7 +178,7 @@ def _first_by_new_key(
     last = 0
     while True:
         statement = select_page_of_eligible(partition, eligible, last, PAGE)
-        page = execute(connection, statement)
+        page = session.run(statement)
         best.extend(page)
         times = np.concatenate([times, _keys(order, page, partition)])
         kept = np.argsort(times, kind="stable")[:count]

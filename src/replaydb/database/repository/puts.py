@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import Connection, Delete, Insert, Select, delete, insert, select
+from sqlalchemy import Delete, Insert, Select, delete, insert, select
 
 from replaydb.database.repository import buffers, capacity, limits, packs, tags, tasks, transitions
 from replaydb.database.repository.buffers import RunRow
@@ -16,9 +16,9 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.runtime.prepared import Bound, execute, prepared, sends_together
+from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.protocol import LostRaceError
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import Partition, order_of, select_first
 from replaydb.database.statements.payload import (
     delete_payloads,
@@ -30,7 +30,7 @@ from replaydb.database.statements.payload import (
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.records import GroupRecord
+from replaydb.database.tables.records import GroupRecord, PayloadRecord
 from replaydb.database.tables.schema import episode, episode_group, group, task
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
@@ -66,50 +66,78 @@ class Put:
     was_refused: bool = False
     of_run: RunRow | None = None
 
+    @property
+    def payloads(self) -> list[PayloadRecord]:
+        """The payloads of all groups."""
+        return [part for record in self.records for part in record.payloads]
+
+    @property
+    def new_task_names(self) -> set[str]:
+        """Names of tasks that it may insert."""
+        return {record.task_name for record in self.records}
+
+
+class RefusedError(Exception):
+    """All puts of a transaction were refused: there is nothing to commit or announce.
+
+    An announcement would wake the blocked puts, including these, in an endless cycle.
+    """
+
+    def __init__(self, outcomes: Sequence[list[int] | ReplayDBError]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+    @classmethod
+    def check(cls, outcomes: Sequence[list[int] | ReplayDBError]) -> None:
+        """Raise it if no put has succeeded."""
+        if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
+            raise cls(outcomes)
+
 
 def put(
-    connection: Connection, scope: Scope, known_tasks: frozenset[str], puts: Sequence[Put]
+    scope: Scope, session: Session, *, known_tasks: frozenset[str], several: Sequence[Put]
 ) -> list[list[int] | ReplayDBError]:
     """Store several puts in one transaction. No uid may occur in two of them.
 
     Returns:
         For each put the ids of its groups, in their order, or why it was left out whole.
+
+    Raises:
+        RefusedError: All were left out.
     """
-    uids = [record.uid for put in puts for record in put.records]
-    payloads = [part for put in puts for record in put.records for part in record.payloads]
-    counted = packs.enter(connection, payloads)
+    uids = [record.uid for put in several for record in put.records]
+    payloads = [part for put in several for record in put.records for part in record.payloads]
+    counted = packs.enter(session, payloads)
     # Payloads and episodes are written before the locks are taken: a client that stalls in the
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
     positions = {uid: position for position, uid in enumerate(uids, 1)}
-    early = [record for put in puts if not put.was_refused for record in put.records]
+    early = [record for put in several if not put.was_refused for record in put.records]
     children = (
         _children((positions[record.uid], record) for record in early)
-        if sends_together(connection)
+        if session.sends_together
         else []
     )
-    found, generated, has_children, taken_error = scope.backend.identify(
-        connection, scope.buffer_id, uids, children=children
+    found, generated, has_children, taken_error = session.identify(
+        scope.buffer_id, uids, children=children
     )
     new = dict(zip(uids, generated, strict=True))
     early = [record for record in early if record.uid not in found]
     if not has_children:
-        _insert_children(connection, early, new)
-    task_names = {record.task_name for put in puts for record in put.records}
+        _insert_children(session, early, new)
+    task_names = {record.task_name for put in several for record in put.records}
     new_tasks: set[str] = set()  # only of puts that are refused, in the end
     if unseen := task_names - known_tasks:
-        new_tasks.update(
-            buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
-        )
+        new_tasks.update(buffers.ensure_tasks(session, scope.buffer_id, scope.buffer_name, unseen))
     # What is overwritten may be of any task.
     anywhere = any(
         put.on_duplicate in _OVERWRITING and record.uid in found
-        for put in puts
+        for put in several
         for record in put.records
     )
     reads = [select_kept_on_replace(list(found.values()))] if found else []
     compared = {
         record.task_name
-        for put in puts
+        for put in several
         for record in put.records
         if record.facts["priority"] is None
     }
@@ -118,33 +146,32 @@ def put(
         for task_name in sorted(compared)[:MOST_FIRST_READS]
         for read in _select_highest(scope.buffer_id, task_name)
     ]
-    locked = tasks_locked(
-        connection, scope, None if anywhere else task_names, reads=[*reads, *first]
-    )
+    locked = tasks_locked(session, scope, None if anywhere else task_names, reads=[*reads, *first])
     with locked as buffer:
         capacity.evict_surplus(buffer)
-        stored = {row.group_uid: row for read in reads for row in execute(connection, read)}
+        stored = {row.group_uid: row for read in reads for row in session.run(read)}
         if gone := found.keys() - stored.keys():
             stored |= _renewed(buffer, gone, anywhere)
         written = {record.uid for record in early}
-        session = _Session(buffer, new, stored, written, taken_error)
+        storing = _Storing(buffer, new, stored, written, taken_error)
         outcomes: list[list[int] | ReplayDBError] = []
-        for put in puts:
+        for put in several:
             try:
-                outcomes.append(session.store(put))
+                outcomes.append(storing.store(put))
             except ReplayDBError as error:
                 if not (buffer.settings.is_limited or isinstance(error, DuplicateGroupError)):
                     raise  # what it has written, and deleted, goes with the transaction
-                session.delete_children(put)
+                storing.delete_children(put)
                 outcomes.append(error)
             else:
                 new_tasks.difference_update(record.task_name for record in put.records)
         if counted or any(part.pack for part in payloads):
-            taken = [part for record in session.accepted for part in record.payloads]
+            taken = [part for record in storing.accepted for part in record.payloads]
             packs.settle(buffer.shares, counted, taken)
-        session.flush()
-        if new_tasks and not all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
-            execute(connection, delete_tasks(buffer.id, sorted(new_tasks)))
+        storing.flush()
+        RefusedError.check(outcomes)
+        if new_tasks:
+            session.run(delete_tasks(buffer.id, sorted(new_tasks)))
     return outcomes
 
 
@@ -156,14 +183,14 @@ def _renewed(buffer: LockedBuffer, gone: Collection[str], anywhere: bool) -> dic
     Raises:
         LostRaceError: `anywhere`, and the task of a group was created after tasks were locked.
     """
-    rows = execute(buffer.connection, select_kept_by_uid(buffer.id, sorted(gone)))
+    rows = buffer.session.run(select_kept_by_uid(buffer.id, sorted(gone)))
     if anywhere and any(row.task_name not in buffer.task_states for row in rows):
         raise LostRaceError("another transaction put a group into a new task")
     return {row.group_uid: row for row in rows}
 
 
 @dataclass(slots=True)
-class _Session:
+class _Storing:
     """Several puts on their way into a locked buffer.
 
     Attributes:
@@ -255,7 +282,7 @@ class _Session:
         ids = [self.new[record.uid] for record in put.records if record.uid in self.written]
         if ids:
             for delete in (delete_payloads, delete_episodes, delete_transcripts):
-                postpone(self.buffer.connection, delete(ids))
+                self.buffer.session.postpone(delete(ids))
 
     def _renews(self, put: Put, record: GroupRecord, row: Any) -> bool:
         """Return whether a stored group, given by its row, gets a new id when it is overwritten.
@@ -278,7 +305,7 @@ class _Session:
         for name, mine in by_task.items():
             task = self.buffer.task_states[name]
             for clock in tasks.CLOCKS:
-                tasks.set_back_if_late(self.buffer.connection, task, clock)
+                tasks.set_back_if_late(self.buffer.session, task, clock)
             weights = np.array([row["weight"] for row in mine])
             waits = (wait.tolist() for wait in task.waits(self.buffer.settings, weights))
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
@@ -286,7 +313,7 @@ class _Session:
                 row["priority_key"] = task.priority_clock + prioritized
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        postpone(self.buffer.connection, Write(insert_groups(), rows))
+        self.buffer.session.postpone(Write(insert_groups(), rows))
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
@@ -344,7 +371,7 @@ class _Session:
             protected=[row.id for row in ignored],
         )
         unwritten = [record for record in accepted if record.uid not in self.written]
-        _insert_children(self.buffer.connection, unwritten, ids)
+        _insert_children(self.buffer.session, unwritten, ids)
         self.buffer.row.limited_inserts += num_new
         kept = {
             ids[record.uid]: _kept(replaced[record.uid], record)
@@ -375,7 +402,7 @@ class _Session:
             found = (
                 row.key
                 for read in _select_highest(self.buffer.id, task_name)
-                for row in execute(self.buffer.connection, read)
+                for row in self.buffer.session.run(read)
             )
             self.highest[task_name] = max(found, default=-1.0)
         known = self.highest[task_name]
@@ -476,10 +503,10 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
 
 
 def _insert_children(
-    connection: Connection, records: Iterable[GroupRecord], ids: Mapping[str, int]
+    session: Session, records: Iterable[GroupRecord], ids: Mapping[str, int]
 ) -> None:
     """Insert the large rows of groups, which needs no lock."""
-    postpone(connection, *_children((ids[record.uid], record) for record in records))
+    session.postpone(*_children((ids[record.uid], record) for record in records))
 
 
 def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select
 
 from replaydb.database.repository import buffers, groups, tasks
 from replaydb.database.repository.buffers import BufferRow
@@ -16,7 +16,8 @@ from replaydb.database.repository.incremental_groups import facts_of
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.locking import lock_buffer_and_tasks
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import execute, execute_many, prepared
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import select_episodes
 from replaydb.database.tables.expressions import among, total_or_zero
@@ -47,40 +48,41 @@ _OF_EPISODES = (
 Wrong = dict[str, tuple[Any, Any]]
 
 
-def wrong_counters(connection: Connection, buffer_id: int) -> dict[str, Wrong]:
-    """Return the wrong counters of each task. The connection must be a snapshot."""
-    task_states = tasks.read(connection, buffer_id)
-    return {name: wrong for name, (_, wrong) in _wrong(connection, buffer_id, task_states).items()}
+def wrong_counters(session: Session, buffer_id: int) -> dict[str, Wrong]:
+    """Return the wrong counters of each task. The transaction must be a snapshot."""
+    task_states = tasks.read(session, buffer_id)
+    return {name: wrong for name, (_, wrong) in _wrong(session, buffer_id, task_states).items()}
 
 
-def repair_counters(connection: Connection, buffer_id: int, buffer_name: str) -> int:
+def repair_counters(session: Session, buffer_id: int, buffer_name: str) -> int:
     """Correct the counters of tasks, with the buffer and its tasks locked.
 
     Returns:
         The number of tasks that had wrong counters.
     """
-    found, task_states = tasks.lock(connection, lock_buffer_and_tasks(buffer_id, False, False))
+    found = session.lock(lock_buffer_and_tasks(buffer_id, False, False))
+    task_states = tasks.states_of(found)
     buffers.checked(found, buffer_name)
-    wrong = _wrong(connection, buffer_id, task_states)
-    tasks.save(connection, [task for task, _ in wrong.values()])
+    wrong = _wrong(session, buffer_id, task_states)
+    tasks.save(session, [task for task, _ in wrong.values()])
     return len(wrong)
 
 
 def wrong_columns(
-    connection: Connection, rows: Mapping[int, BufferRow], ids: Sequence[int]
+    session: Session, rows: Mapping[int, BufferRow], ids: Sequence[int]
 ) -> dict[Any, Wrong]:
     """Return wrong columns of groups that follow from the episodes or the priority, by row.
 
     Args:
-        connection: In any transaction.
+        session: In any transaction.
         rows: Rows of the buffers by id. Groups of other buffers are omitted.
         ids: Ids of groups.
     """
     members: dict[int, list[Any]] = {}
-    for episode in execute(connection, select_episodes(ids)):
+    for episode in session.run(select_episodes(ids)):
         members.setdefault(episode.group_id, []).append(episode)
     found = {}
-    for one in execute(connection, select_derived(ids)):
+    for one in session.run(select_derived(ids)):
         if one.id in members and one.buffer_id in rows:
             facts = facts_of(members[one.id], None)
             right = {name: facts[name] for name in _OF_EPISODES}
@@ -97,15 +99,15 @@ def wrong_columns(
 def repair_columns(buffer: LockedBuffer, ids: Sequence[int]) -> set[str]:
     """Correct columns that `wrong_columns` returned. Return the tasks whose staleness is wrong."""
     names, priorities = set(), {}
-    for one, wrong in wrong_columns(buffer.connection, {buffer.id: buffer.row}, ids).items():
+    for one, wrong in wrong_columns(buffer.session, {buffer.id: buffer.row}, ids).items():
         values = {name: right for name, (_, right) in wrong.items()}
         if "comparable_version" in values:
             names.add(one.task_name)
         if values.pop("weight", None) is not None:
             priorities[one.id] = one.priority
         if values:
-            execute_many(buffer.connection, update_each_group(), [{"group_id": one.id, **values}])
-    rows = groups.scalars(buffer.connection, buffer.id, sorted(priorities))
+            buffer.session.run_many(update_each_group(), [{"group_id": one.id, **values}])
+    rows = groups.scalars(buffer.session, buffer.id, sorted(priorities))
     groups.update_priorities(buffer, rows, priorities)
     return names
 
@@ -115,12 +117,10 @@ def _are_same(stored: Any, right: Any) -> bool:
 
 
 def _wrong(
-    connection: Connection, buffer_id: int, task_states: Mapping[str, TaskState]
+    session: Session, buffer_id: int, task_states: Mapping[str, TaskState]
 ) -> dict[str, tuple[TaskState, Wrong]]:
     """Return the tasks with wrong counters: their corrected states, and the differences."""
-    counted = {
-        row.task_name: row._asdict() for row in execute(connection, recount_tasks(buffer_id))
-    }
+    counted = {row.task_name: row._asdict() for row in session.run(recount_tasks(buffer_id))}
     found = {}
     for name, task in task_states.items():
         right = {each: counted.get(name, _NOTHING)[each] for each in COUNTED}

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Select, select
 from replaydb.database.repository import transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskState
-from replaydb.database.runtime.prepared import execute, prepared
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.draw import LEASED, delete_draws
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.schema import draw, group
@@ -67,7 +67,7 @@ def _trim_archived_by_count(
         if passed > 0:
             most = EXTRA_GROUPS + 2 * passed * period
             read = select_archived_beyond(buffer.id, name, count, most + len(buffer.kept))
-            _erase(buffer, [row.id for row in execute(buffer.connection, read)], most)
+            _erase(buffer, [row.id for row in buffer.session.run(read)], most)
 
 
 def _trim_archived_by_age(
@@ -79,7 +79,7 @@ def _trim_archived_by_age(
         added = buffer.task_states[name].num_inserted - before[name].num_inserted
         most = EXTRA_GROUPS + 2 * added
         read = select_archived(buffer.id, name, most + len(buffer.kept))
-        rows = execute(buffer.connection, read)
+        rows = buffer.session.run(read)
         _erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)), most)
 
 
@@ -92,7 +92,7 @@ def _erase(buffer: LockedBuffer, ids: Sequence[int], most: int) -> None:
 def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskState], keep: Keep) -> None:
     ids: list[int] = []
     if keep.seconds is not None:
-        rows = execute(buffer.connection, select_ended_draws(buffer.id, EXTRA_DRAWS))
+        rows = buffer.session.run(select_ended_draws(buffer.id, EXTRA_DRAWS))
         ids += _before(rows, buffer.now - timedelta(seconds=keep.seconds))
     drew = any(
         task.num_sampled > before[name].num_sampled for name, task in buffer.task_states.items()
@@ -102,9 +102,9 @@ def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskState], keep: Kee
         if random.randrange(period) == 0:  # noqa: S311 - ids of draws are shared by all buffers
             most = EXTRA_DRAWS + 2 * period
             beyond = select_draws_beyond(buffer.id, keep.count, most)
-            ids += [row.id for row in execute(buffer.connection, beyond)]
+            ids += [row.id for row in buffer.session.run(beyond)]
     if ids:
-        execute(buffer.connection, delete_draws(sorted(set(ids))))
+        buffer.session.run(delete_draws(sorted(set(ids))))
 
 
 def _period(count: int) -> int:

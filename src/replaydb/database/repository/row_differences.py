@@ -10,7 +10,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnClause,
-    Connection,
     Delete,
     Insert,
     Select,
@@ -26,7 +25,8 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.runtime.prepared import execute, execute_many
+from replaydb.database.runtime.prepared import Bound
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.table_ranges import JsonText, columns, families, plain_table
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
@@ -62,24 +62,24 @@ class Difference:
         return len(self.missing) + len(self.changed) + len(self.surplus)
 
 
-def roots(connection: Connection, of: Table, after: int, most: int) -> list[Values]:
+def roots(session: Session, of: Table, after: int, most: int) -> list[Values]:
     """Return up to `most` rows of a table with generated ids, in order, after an id."""
-    found = connection.execute(select_roots(of), {"after": after, "most": most})
+    found = session.run(Bound(select_roots(of), {"after": after, "most": most}))
     return [tuple(row) for row in found]
 
 
-def children(connection: Connection, of: Table, after: int, last: int) -> list[Values]:
+def children(session: Session, of: Table, after: int, last: int) -> list[Values]:
     """Return the rows that belong to rows with ids above `after`, up to `last`."""
-    found = connection.execute(select_children(of), {"after": after, "last": last})
+    found = session.run(Bound(select_children(of), {"after": after, "last": last}))
     return [tuple(row) for row in found]
 
 
-def end_of_page(connection: Connection, of: Table, after: int, most: int) -> int | None:
+def end_of_page(session: Session, of: Table, after: int, most: int) -> int | None:
     """Return the largest id among the next `most` rows after an id; None if there is no row.
 
     In a child table it is the id of the parent row.
     """
-    found = connection.execute(select_ids(of), {"after": after, "most": most})
+    found = session.run(Bound(select_ids(of), {"after": after, "most": most}))
     return max((row[0] for row in found), default=None)
 
 
@@ -129,7 +129,7 @@ def _check(of: Table, row: Values) -> None:
             raise DatabaseError(f"{of.name} {shown}: {name.name} can not be read: {value}")
 
 
-def apply(connection: Connection, differences: Sequence[Difference]) -> None:
+def apply(session: Session, differences: Sequence[Difference]) -> None:
     """Apply differences to a family of tables, its root first. Payload rows are only deleted.
 
     The counters of packs are not updated: see `packs.recount`.
@@ -138,26 +138,26 @@ def apply(connection: Connection, differences: Sequence[Difference]) -> None:
         surplus = one.surplus
         if one.table is payload:
             surplus = [*surplus, *(row[: key_length(payload)] for row, _ in one.changed)]
-        _delete(connection, one.table, surplus)
+        _delete(session, one.table, surplus)
     for one in differences:
         if one.table is not payload:
             names = [each.name for each in columns(one.table)]
             missing = [dict(zip(names, row, strict=True)) for row in one.missing]
-            execute_many(connection, insert_rows(one.table), missing)
-            _update(connection, one.table, one.changed)
+            session.run_many(insert_rows(one.table), missing)
+            _update(session, one.table, one.changed)
 
 
-def _delete(connection: Connection, of: Table, surplus: Sequence[Values]) -> None:
+def _delete(session: Session, of: Table, surplus: Sequence[Values]) -> None:
     if not surplus:
         return
     if any(of is family.root for family in families()):
         for statement in clear_references(of, [key for (key,) in surplus]):
-            execute(connection, statement)
+            session.run(statement)
     names = [OF + key.name for key in keys(of)]
-    connection.execute(delete_rows(of), [dict(zip(names, key, strict=True)) for key in surplus])
+    session.core.execute(delete_rows(of), [dict(zip(names, key, strict=True)) for key in surplus])
 
 
-def _update(connection: Connection, of: Table, changed: Sequence[tuple[Values, Values]]) -> None:
+def _update(session: Session, of: Table, changed: Sequence[tuple[Values, Values]]) -> None:
     """Update only columns in which some rows differ: most of these columns are in no index."""
     shown = columns(of)
     differing = [
@@ -170,19 +170,19 @@ def _update(connection: Connection, of: Table, changed: Sequence[tuple[Values, V
         | {shown[i].name: new[i] for i in differing}
         for _, new in changed
     ]
-    execute_many(connection, update_rows(of), rows)
+    session.run_many(update_rows(of), rows)
 
 
-def count(connection: Connection, of: Table) -> int:
+def count(session: Session, of: Table) -> int:
     """Return the number of rows of a table."""
-    [(number,)] = execute(connection, count_rows(of))
+    [(number,)] = session.run(count_rows(of))
     return int(number)
 
 
-def first_in_use(connection: Connection) -> str | None:
+def first_in_use(session: Session) -> str | None:
     """Return the name of the first table that has rows; None if the store is empty."""
     tables = [one for family in families() for one in (family.root, *family.children)]
-    return next((one.name for one in tables if execute(connection, select_any(one))), None)
+    return next((one.name for one in tables if session.run(select_any(one))), None)
 
 
 def key_length(of: Table) -> int:

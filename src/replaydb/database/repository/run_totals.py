@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Select, func, select
+from sqlalchemy import Column, ColumnElement, Select, func, select
 
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.column_types import UtcDateTime
 from replaydb.database.tables.expressions import among, bytewise, total
 from replaydb.database.tables.schema import buffer, draw, draw_group, episode_group, group
@@ -22,15 +22,15 @@ BLOCK = 64
 Ids = Sequence[int]
 
 
-def run_stats(connection: Connection, run: RunInfo, groups: int, draws: int) -> RunStats:
+def run_stats(session: Session, run: RunInfo, groups: int, draws: int) -> RunStats:
     """Return the statistics of a run, from up to `groups` groups and `draws` draws of its time."""
     put, _, share = _read_spread(
-        connection, group.id, groups, lambda ids: execute(connection, sum_put(ids, run.id))
+        session, group.id, groups, lambda ids: session.run(sum_put(ids, run.id))
     )
     found, ids, draw_share = _read_spread(
-        connection, draw.c.id, draws, lambda ids: execute(connection, sum_draws(ids, run.id))
+        session, draw.c.id, draws, lambda ids: session.run(sum_draws(ids, run.id))
     )
-    drawn = execute(connection, count_drawn(ids, run.id)) if found else []
+    drawn = session.run(count_drawn(ids, run.id)) if found else []
     [drew] = found or [None]
     return RunStats(
         run,
@@ -63,14 +63,14 @@ def run_stats(connection: Connection, run: RunInfo, groups: int, draws: int) -> 
 
 
 def _read_spread(
-    connection: Connection, column: Column[int], most: int, read: Callable[[Ids], Sequence[Any]]
+    session: Session, column: Column[int], most: int, read: Callable[[Ids], Sequence[Any]]
 ) -> tuple[list[Any], Ids, float]:
     """Read up to `most` evenly spread ids of a table, first of all ids, then of the run's range.
 
     Returns:
         The rows about the run, the ids that were read, and their share of the run's range of ids.
     """
-    [ends] = execute(connection, select_ends(column))
+    [ends] = session.run(select_ends(column))
     first, last = ends.first, ends.last
     if first is None:
         return [], [], 1.0

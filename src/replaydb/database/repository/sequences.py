@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Select, func, select
 
-from replaydb.database.runtime.prepared import execute
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import GENERATED
 from replaydb.errors import DatabaseError
 
@@ -33,13 +33,13 @@ class Behind:
         return f"the sequence has generated ids up to {self.last}, and must be past {self.least}"
 
 
-def positions(backend: Backend, connection: Connection) -> dict[str, int]:
+def positions(backend: Backend, session: Session) -> dict[str, int]:
     """Return the id that each table continues after: its last one, or the largest one it has.
 
     Raises:
         DatabaseError: The user may not read a sequence.
     """
-    largest, last = _largest(connection), backend.administration.last_ids(connection)
+    largest, last = _largest(session), backend.administration.last_ids(session)
     if hidden := [one.name for one in GENERATED if one.name not in last]:
         raise DatabaseError(
             f"{backend.shown}: this user may not read the sequences of {', '.join(hidden)}: "
@@ -49,17 +49,17 @@ def positions(backend: Backend, connection: Connection) -> dict[str, int]:
 
 
 def behind(
-    backend: Backend, connection: Connection, least: Mapping[str, int] | None = None
+    backend: Backend, session: Session, least: Mapping[str, int] | None = None
 ) -> list[Behind]:
     """Return the sequences that would generate an id that a row has. Takes no locks.
 
     Args:
         backend: The engine.
-        connection: Connection of the transaction.
+        session: The transaction.
         least: Ids that the sequences must also be past, by table.
     """
     # Other transactions may insert between the two statements: the sequences are read last.
-    largest, last = _largest(connection), backend.administration.last_ids(connection)
+    largest, last = _largest(session), backend.administration.last_ids(session)
     found = []
     for name, wanted in largest.items():
         position = last.get(name)
@@ -69,14 +69,14 @@ def behind(
     return found
 
 
-def repair(backend: Backend, connection: Connection) -> None:
+def repair(backend: Backend, session: Session) -> None:
     """Move sequences past the ids that rows have."""
-    found = {one.table: one.least for one in behind(backend, connection)}
-    backend.administration.advance_sequences(connection, found)
+    found = {one.table: one.least for one in behind(backend, session)}
+    backend.administration.advance_sequences(session, found)
 
 
-def _largest(connection: Connection) -> dict[str, int]:
-    [row] = execute(connection, select_largest_ids())
+def _largest(session: Session) -> dict[str, int]:
+    [row] = session.run(select_largest_ids())
     return {one.name: getattr(row, one.name) or 0 for one in GENERATED}
 
 

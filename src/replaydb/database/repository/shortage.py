@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
 from replaydb.database.repository.draw_request import DrawRequest, Quota
-from replaydb.database.runtime.prepared import execute
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.expressions import among, bytewise
 from replaydb.database.tables.schema import episode_group, group, lease
 from replaydb.domain.episodes import GroupStatus
@@ -19,7 +19,7 @@ _MOST = NotEnoughGroupsError.COUNTED_TO
 
 
 def explain(
-    connection: Connection, buffer_id: int, request: DrawRequest, error: NotEnoughGroupsError
+    session: Session, buffer_id: int, request: DrawRequest, error: NotEnoughGroupsError
 ) -> None:
     """Add to an error the counts of groups by status, by lease owner, and by unmet condition."""
     short = error._quota
@@ -27,17 +27,17 @@ def explain(
     by_status: dict[str, int] = {}
     for status in GroupStatus:
         statement = count_status(buffer_id, quota.tasks, status, _MOST)
-        [(number,)] = execute(connection, statement)
+        [(number,)] = session.run(statement)
         if number:
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
     if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
         owners = count_leased_by_owner(buffer_id, quota.tasks, _MOST)
-        leased_by = {row.owner: row.num_groups for row in execute(connection, owners)}
+        leased_by = {row.owner: row.num_groups for row in session.run(owners)}
     passed: dict[str, int] = {}
     if quota.conditions:
         counts = count_passed(buffer_id, quota.tasks, request.statuses, quota.conditions, _MOST)
-        (row,) = execute(connection, counts)
+        (row,) = session.run(counts)
         passed = row._asdict()
     error.explain(by_status, leased_by, **passed)
 

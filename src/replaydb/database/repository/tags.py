@@ -11,7 +11,6 @@ from sqlalchemy import (
     BinaryExpression,
     BindParameter,
     ColumnElement,
-    Connection,
     Delete,
     Insert,
     Select,
@@ -31,7 +30,8 @@ from replaydb.database.filters.tag_lookups import PREFIX, Lookup, conjuncts, loo
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.runtime.prepared import Bound, execute, prepared
+from replaydb.database.runtime.prepared import Bound, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.selections import Selection
 from replaydb.database.tables.expressions import (
     among,
@@ -56,14 +56,14 @@ _tag = group_tag.c
 def enter(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     """Add new groups to the tag indexes of their buffer."""
     for name in buffer.settings.indexed_tags:
-        execute(buffer.connection, insert_tags(name, ids))
+        buffer.session.run(insert_tags(name, ids))
 
 
 def reindex(buffer: LockedBuffer, ids: Sequence[int], names: Collection[str]) -> None:
     """Replace the index entries of some tags of groups. Tags without an index are only removed."""
-    execute(buffer.connection, delete_tags(ids, sorted(names)))
+    buffer.session.run(delete_tags(ids, sorted(names)))
     for name in sorted(set(names) & set(buffer.settings.indexed_tags)):
-        execute(buffer.connection, insert_tags(name, ids))
+        buffer.session.run(insert_tags(name, ids))
 
 
 def plan(buffer: LockedBuffer, before: Collection[str]) -> None:
@@ -88,7 +88,7 @@ def continue_indexing(buffer: LockedBuffer) -> None:
         return
     before = max(pending.values())
     names = [name for name, reached in pending.items() if reached == before]
-    rows = execute(buffer.connection, select_ids_below(before, CHUNK))
+    rows = buffer.session.run(select_ids_below(before, CHUNK))
     mine = [row.id for row in rows if row.buffer_id == buffer.id]
     if mine:
         reindex(buffer, mine, names)
@@ -101,17 +101,17 @@ def continue_indexing(buffer: LockedBuffer) -> None:
 
 
 def _save(buffer: LockedBuffer, pending: dict[str, int]) -> None:
-    buffers.save(buffer.connection, buffer.id, {"pending_tags": pending or None})
+    buffers.save(buffer.session, buffer.id, {"pending_tags": pending or None})
     buffer.row = replace(buffer.row, pending_tags=pending)
 
 
 def look_up(
-    connection: Connection, row: BufferRow, where: ColumnElement[bool] | None, most: int
+    session: Session, row: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
     """Return a superset of the groups that meet a filter, if a tag index shows that it is small.
 
     Args:
-        connection: Connection of a transaction in which the buffer's row does not change.
+        session: A transaction in which the buffer's row does not change.
         row: Row of the buffer in that transaction.
         where: The filter.
         most: Maximum number of groups.
@@ -119,51 +119,51 @@ def look_up(
     Returns:
         Their ids; None if there are more, or no index applies to the filter.
     """
-    lookup = _rarest(connection, row, where, most)
+    lookup = _rarest(session, row, where, most)
     if lookup is None:
         return None
-    return [group_id for (group_id,) in execute(connection, select_tagged(row.id, lookup))]
+    return [group_id for (group_id,) in session.run(select_tagged(row.id, lookup))]
 
 
 def is_selective(
-    connection: Connection, row: BufferRow, where: ColumnElement[bool] | None, most: int
+    session: Session, row: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> bool:
     """Return whether `look_up` would return ids."""
-    return _rarest(connection, row, where, most) is not None
+    return _rarest(session, row, where, most) is not None
 
 
-def mistagged(connection: Connection, row: BufferRow) -> dict[str, int]:
+def mistagged(session: Session, row: BufferRow) -> dict[str, int]:
     """Return the number of groups with a wrong index entry, by the names of wrong indexes."""
     found = {}
     for name in sorted(row.indexed_tags):
-        [(number,)] = execute(connection, count_mistagged(row.id, name))
+        [(number,)] = session.run(count_mistagged(row.id, name))
         if number:
             found[name] = number
     return found
 
 
 def _rarest(
-    connection: Connection, row: BufferRow, where: ColumnElement[bool] | None, most: int
+    session: Session, row: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Lookup | None:
     found = None
     for lookup in lookups_in(where, row.indexed_tags):
-        [(number,)] = execute(connection, count_tagged(row.id, lookup, most + 1))
+        [(number,)] = session.run(count_tagged(row.id, lookup, most + 1))
         if number <= most:
             found, most = lookup, number
     return found
 
 
 def look_up_in_snapshot(
-    connection: Connection, cached: BufferRow, where: ColumnElement[bool] | None, most: int
+    session: Session, cached: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
     """As `look_up`, in a snapshot and with a cached row; also uses the index of prompts."""
     if not lookups_in(where, cached.settings.indexed_tags):
-        return _of_prompt(connection, cached.id, where, most)
-    return look_up(connection, buffers.state(connection, cached.id, cached.name), where, most)
+        return _of_prompt(session, cached.id, where, most)
+    return look_up(session, buffers.state(session, cached.id, cached.name), where, most)
 
 
 def _of_prompt(
-    connection: Connection, buffer_id: int, where: ColumnElement[bool] | None, most: int
+    session: Session, buffer_id: int, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
     """Return the ids of the groups of the prompt that a filter names.
 
@@ -173,15 +173,15 @@ def _of_prompt(
         match part:
             case BinaryExpression(operator=operators.eq, right=BindParameter(value=str(uid))):
                 if part.left is group.prompt_uid:
-                    rows = execute(connection, select_ids_of_prompt(buffer_id, uid, most + 1))
+                    rows = session.run(select_ids_of_prompt(buffer_id, uid, most + 1))
                     return [row.id for row in rows] if len(rows) <= most else None
     return None
 
 
-def narrowed(connection: Connection, cached: BufferRow, which: Selection) -> ColumnElement[bool]:
+def narrowed(session: Session, cached: BufferRow, which: Selection) -> ColumnElement[bool]:
     """Return the condition of a selection, by ids if an index shows that there are few groups."""
     if which.ids is None and which.uids is None:
-        ids = look_up_in_snapshot(connection, cached, which.where, MAX_LOOKUPS)
+        ids = look_up_in_snapshot(session, cached, which.where, MAX_LOOKUPS)
         return replace(which, ids=ids).condition
     return which.condition
 

@@ -15,8 +15,7 @@ from replaydb.database.repository import tasks
 from replaydb.database.repository.candidates import Candidates, rates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, waiting_times
-from replaydb.database.runtime.prepared import prepared
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.statements.candidates import Order
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import episode_group, group
@@ -63,7 +62,7 @@ def take(
     ids = [group_id for one in chosen for group_id in one.ids]
     if is_claim:
         if ids:
-            postpone(buffer.connection, claim_groups(ids, lease_id))
+            buffer.session.postpone(claim_groups(ids, lease_id))
         return
     counted: dict[Order, list[dict[str, Any]]] = {}
     skipped: dict[Order, list[dict[str, Any]]] = {}
@@ -79,7 +78,7 @@ def take(
             unkeyed += one.ids
             continue
         task.advance_clock(part.clock, one.elapsed)
-        tasks.set_back_if_late(buffer.connection, task, part.clock)
+        tasks.set_back_if_late(buffer.session, task, part.clock)
         passed = np.flatnonzero(~part.eligible & (part.keys <= one.elapsed))
         # What is leased gets its next arrival when it comes back.
         again = passed if lease_id is not None else np.append(one.positions, passed)
@@ -97,14 +96,14 @@ def take(
     if lease_id is not None and ids:
         version = buffer.row.policy_version
         leased = mark_leased(ids, lease_id, buffer.now, version)
-        postpone(buffer.connection, leased)
+        buffer.session.postpone(leased)
     elif unkeyed:
-        postpone(buffer.connection, mark_sampled(unkeyed, buffer.now))
+        buffer.session.postpone(mark_sampled(unkeyed, buffer.now))
     for order, rows in counted.items():
         timed = [row | {"now": buffer.now} for row in rows]
-        postpone(buffer.connection, Write(mark_sampled_and_rekey(order), timed))
+        buffer.session.postpone(Write(mark_sampled_and_rekey(order), timed))
     for order, rows in skipped.items():
-        postpone(buffer.connection, Write(rekey(order), rows))
+        buffer.session.postpone(Write(rekey(order), rows))
 
 
 @prepared

@@ -11,12 +11,11 @@ from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, Update, bindparam, func, select, update
+from sqlalchemy import Select, Update, bindparam, func, select, update
 
 from replaydb.database.repository.exponentials import exponentials
-from replaydb.database.runtime.prepared import Bound, execute, prepared
-from replaydb.database.runtime.reads import lock_and_read
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Bound, Write, prepared
+from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import KEYS, MEMBERS, Clock, Partition
 from replaydb.database.tables.schema import episode_group, group, task
 from replaydb.domain.episodes import GroupStatus
@@ -199,26 +198,9 @@ def waiting_times(
         return np.where(weights > 0.0, variates / weights, np.inf)
 
 
-def lock(
-    connection: Connection, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()
-) -> tuple[Sequence[Any], dict[str, TaskState]]:
-    """Lock tasks until the transaction ends. Tasks that do not exist are omitted.
-
-    Args:
-        connection: Connection of the transaction.
-        statement: Locks the tasks.
-        reads: Statements that are run next: see `lock_and_read`.
-
-    Returns:
-        Rows with the columns of their buffer, none if it does not exist; and the tasks by name.
-    """
-    rows = lock_and_read(connection, statement, reads)
-    return rows, _task_states(row for row in rows if row.task_id is not None)
-
-
-def read(connection: Connection, buffer_id: int) -> dict[str, TaskState]:
+def read(session: Session, buffer_id: int) -> dict[str, TaskState]:
     """Read all tasks without locking them."""
-    return _task_states(execute(connection, select_tasks(buffer_id)))
+    return states_of(session.run(select_tasks(buffer_id)))
 
 
 class _TaskStates(dict[str, TaskState]):
@@ -228,10 +210,12 @@ class _TaskStates(dict[str, TaskState]):
         )
 
 
-def _task_states(rows: Iterable[Any]) -> dict[str, TaskState]:
+def states_of(rows: Iterable[Any]) -> dict[str, TaskState]:
+    """Return the tasks of rows, by name. A row without a task is omitted."""
     task_states = _TaskStates()
     for row in rows:
-        task_states[row.task_name] = TaskState(*_VALUES(row))
+        if row.task_id is not None:
+            task_states[row.task_name] = TaskState(*_VALUES(row))
     return task_states
 
 
@@ -239,7 +223,7 @@ _VALUES = attrgetter(*(field.name for field in fields(TaskState)))
 
 
 def set_back_if_late(
-    connection: Connection, task: TaskState, clock: Clock, rate: float | None = None
+    session: Session, task: TaskState, clock: Clock, rate: float | None = None
 ) -> None:
     """Set a clock back to 0, and shift all its keys, if its value is too large to add to.
 
@@ -249,7 +233,7 @@ def set_back_if_late(
     key computed so far is in the table.
 
     Args:
-        connection: Connection of the transaction in which the task is locked.
+        session: The transaction in which the task is locked.
         task: The task.
         clock: One of its clocks.
         rate: Total rate of the keys that must be distinguished; by default the task's own.
@@ -257,15 +241,15 @@ def set_back_if_late(
     time = task.time(clock)
     if time * (task.rate(clock) if rate is None else rate) > MAX_CLOCK:
         partition = Partition(task.buffer_id, task.task_name, GroupStatus.COMPLETED.value)
-        execute(connection, shift_keys(partition, clock, time))
+        session.run(shift_keys(partition, clock, time))
         task.advance_clock(clock, -time)
 
 
-def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None:
+def recompute_weight_if_inexact(session: Session, task: TaskState) -> None:
     """Recompute the sum of weights of a task if its rounding error may be too large."""
     if task.is_inexact:
         statement = select_total_weight(task.buffer_id, task.task_name)
-        [(total,)] = execute(connection, statement)
+        [(total,)] = session.run(statement)
         task.total_weight, task.weight_error = total or 0.0, 0.0
 
 
@@ -274,12 +258,12 @@ def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None
 _SAVED = [field.name for field in fields(TaskState) if field.name not in ("buffer_id", "task_name")]
 
 
-def save(connection: Connection, task_states: Sequence[TaskState]) -> None:
+def save(session: Session, task_states: Sequence[TaskState]) -> None:
     """Write task states back."""
     for state in task_states:
-        recompute_weight_if_inexact(connection, state)
+        recompute_weight_if_inexact(session, state)
     rows = [{name: getattr(task, name) for name in _SAVED} for task in task_states]
-    postpone(connection, Write(update_tasks(), rows))
+    session.postpone(Write(update_tasks(), rows))
 
 
 def shift_keys(partition: Partition, clock: Clock, time: float) -> Bound[Update]:

@@ -17,8 +17,7 @@ from sqlalchemy import delete as delete_from
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
-from replaydb.database.runtime.prepared import execute, prepared
-from replaydb.database.runtime.writes import Write, postpone
+from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.statements.draw import set_outcome
 from replaydb.database.statements.episode_group import (
     select_ids,
@@ -48,7 +47,7 @@ def move(
     """Set a status other than completed, and end any lease on the groups."""
     _leave(buffer, [row for row, _ in changes], status)
     new = [_changed(row, status, values) for row, values in changes]
-    postpone(buffer.connection, Write(update_each_group(), new))
+    buffer.session.postpone(Write(update_each_group(), new))
 
 
 def reopen(
@@ -65,7 +64,7 @@ def reopen(
     for task_name, mine in by_task.items():
         task = buffer.task_states[task_name]
         for clock in tasks.CLOCKS:
-            tasks.set_back_if_late(buffer.connection, task, clock)
+            tasks.set_back_if_late(buffer.session, task, clock)
         weights = np.array([row.weight for row, _ in mine], np.float64)
         waits = (wait.tolist() for wait in task.waits(buffer.settings, weights))
         for (row, values), uniform, prioritized in zip(mine, *waits, strict=True):
@@ -74,7 +73,7 @@ def reopen(
                 "priority_key": task.priority_clock + prioritized,
             }
             new.append(_changed(row, status, values) | keys)
-    postpone(buffer.connection, Write(update_each_group(), new))
+    buffer.session.postpone(Write(update_each_group(), new))
 
 
 def archive(
@@ -96,14 +95,14 @@ def archive(
     if is_evicted:
         buffer.evicted |= dict.fromkeys(ids)
     if keep_payload:
-        postpone(buffer.connection, archive_groups(ids, reason, buffer.now))
+        buffer.session.postpone(archive_groups(ids, reason, buffer.now))
         return
-    postpone(buffer.connection, archive_scalars(ids, reason, buffer.now, is_evicted))
+    buffer.session.postpone(archive_scalars(ids, reason, buffer.now, is_evicted))
     if buffer.row.uses_payload_store:
-        packs.release(buffer.connection, ids, buffer.shares)
+        packs.release(buffer.session, ids, buffer.shares)
     else:
-        postpone(buffer.connection, delete_payloads(ids))
-    postpone(buffer.connection, delete_transcripts(ids))
+        buffer.session.postpone(delete_payloads(ids))
+    buffer.session.postpone(delete_transcripts(ids))
 
 
 def retire(
@@ -127,8 +126,8 @@ def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     if not ids:
         return
     if buffer.row.uses_payload_store:
-        packs.release(buffer.connection, ids, buffer.shares)
-    execute(buffer.connection, delete_groups_by_id(ids))
+        packs.release(buffer.session, ids, buffer.shares)
+    buffer.session.run(delete_groups_by_id(ids))
     buffer.erased |= dict.fromkeys(ids)
 
 
@@ -137,7 +136,7 @@ def expire(buffer: LockedBuffer, rows: Sequence[Any], reason: str) -> None:
     if rows:
         _recount(buffer.task_states, rows, GroupStatus.EXPIRED)
         ids = [row.id for row in rows]
-        postpone(buffer.connection, expire_groups(ids, reason, buffer.row.policy_version))
+        buffer.session.postpone(expire_groups(ids, reason, buffer.row.policy_version))
 
 
 def delete(
@@ -150,7 +149,7 @@ def delete(
     Draws and leases that had leased some of them record that.
     """
     condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
-    sums = execute(buffer.connection, select_sums(condition))
+    sums = buffer.session.run(select_sums(condition))
     _take_from_leases(buffer, sums, condition, reason, (GroupStatus.LEASED, GroupStatus.PENDING))
     return _delete(buffer, sums, condition)
 
@@ -161,11 +160,11 @@ def replace(buffer: LockedBuffer, condition: ColumnElement[bool], *, completes: 
     Draws keep a copy of what they took. Leases do not lose claimed groups that are completed.
     """
     condition &= of_tasks(buffer.task_states)
-    sums = execute(buffer.connection, select_sums(condition))
+    sums = buffer.session.run(select_sums(condition))
     lost = (GroupStatus.LEASED,) if completes else (GroupStatus.LEASED, GroupStatus.PENDING)
     _take_from_leases(buffer, sums, condition, "replaced", lost)
     if any(row.num_drawn for row in sums):
-        execute(buffer.connection, keep_drawn(condition))
+        buffer.session.run(keep_drawn(condition))
     _delete(buffer, sums, condition)
 
 
@@ -190,7 +189,7 @@ def _take_from_leases(
     """Record in draws and leases that their groups of some statuses are lost."""
     found = {row.group_status for row in sums}
     if GroupStatus.LEASED in found:
-        execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
+        buffer.session.run(mark_leased_lost(condition, reason, buffer.now))
     if not found.isdisjoint(statuses):
         _record_losses(buffer, condition, statuses, by_caller=True)
 
@@ -203,20 +202,20 @@ def _record_losses(
     by_caller: bool,
 ) -> None:
     lost: dict[int, list[int]] = {}
-    for row in execute(buffer.connection, select_losses(condition, statuses)):
+    for row in buffer.session.run(select_losses(condition, statuses)):
         lost.setdefault(row.id, list(row.lost_ids or ())).append(row.group_id)
     for lease_id, ids in lost.items():
         if not by_caller or lease_id not in buffer.scope.held:
-            execute(buffer.connection, set_lost(lease_id, ids))
+            buffer.session.run(set_lost(lease_id, ids))
 
 
 def _delete(buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool]) -> int:
     for row in sums:
         buffer.task_states[row.task_name].leave(row.group_status, _sums(row))
     if buffer.row.uses_payload_store:
-        ids = [row.id for row in execute(buffer.connection, select_ids(condition))]
-        packs.release(buffer.connection, ids, buffer.shares)
-    return int(execute(buffer.connection, delete_groups(condition)))
+        ids = [row.id for row in buffer.session.run(select_ids(condition))]
+        packs.release(buffer.session, ids, buffer.shares)
+    return int(buffer.session.run(delete_groups(condition)))
 
 
 def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
@@ -224,7 +223,7 @@ def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> No
     _recount(buffer.task_states, rows, status)
     if status not in LIVE and any(task.is_behind for task in buffer.task_states.values()):
         ids = [row.id for row in rows if row.group_status in LIVE]
-        execute(buffer.connection, age_groups_by_id(ids, buffer.row.policy_version))
+        buffer.session.run(age_groups_by_id(ids, buffer.row.policy_version))
 
 
 def _recount(

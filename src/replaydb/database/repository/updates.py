@@ -14,7 +14,7 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tags import reindex
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import execute, execute_many, prepared
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE
 from replaydb.database.tables.expressions import among, as_stored
@@ -63,8 +63,8 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         StillExpiringError: Some groups that are too stale have not expired yet.
     """
     maintenance.sweep(buffer)
-    found = groups.ids_by_name(buffer.connection, buffer.id, update.names)
-    rows = groups.scalars(buffer.connection, buffer.id, sorted(set(found.values())))
+    found = groups.ids_by_name(buffer.session, buffer.id, update.names)
+    rows = groups.scalars(buffer.session, buffer.id, sorted(set(found.values())))
     if update.statuses is not None:
         rows = [row for row in rows if row.group_status in update.statuses]
     ids = [row.id for row in rows]
@@ -77,20 +77,20 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         _merge_tags(buffer, ids, update.tags)
     if update.reason is not None:
         reasons = [{"group_id": group_id, "status_reason": update.reason} for group_id in ids]
-        execute_many(buffer.connection, update_each_group(), reasons)
+        buffer.session.run_many(update_each_group(), reasons)
     if update.status is not None:
         # Read again, since their weights may have changed.
-        rows = groups.scalars(buffer.connection, buffer.id, ids)
+        rows = groups.scalars(buffer.session, buffer.id, ids)
         _set_status(buffer, rows, update.status, update.reason)
     return len(ids)
 
 
 def _merge_tags(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
-    rows = execute(buffer.connection, select_tags(ids))
+    rows = buffer.session.run(select_tags(ids))
     if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
         raise CorruptPayloadError("tags can not be read", damaged)
     new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
-    execute_many(buffer.connection, update_each_group(), new)
+    buffer.session.run_many(update_each_group(), new)
     if indexed := tags.keys() & set(buffer.settings.indexed_tags):
         reindex(buffer, ids, indexed)
 
@@ -121,7 +121,7 @@ def _set_status(
         if into is GroupStatus.COMPLETED:
             transitions.reopen(buffer, changes)
             done = mark_completed([row.id for row, _ in changes], buffer.now)
-            execute(buffer.connection, done)
+            buffer.session.run(done)
         else:
             transitions.move(buffer, changes, into)
     if any(row.group_status == GroupStatus.ARCHIVED for row in moving):

@@ -6,8 +6,9 @@ import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
@@ -99,6 +100,7 @@ class _Running(Generic[Item, Result]):
 
     gate: Gate
     batch: Sequence[_Waiting[Item, Result]]
+    since: float
     task: asyncio.Future[Any]
 
     def cancel_if_unused(self) -> None:
@@ -212,55 +214,65 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _work(self) -> None:
         while self._queue:
-            batch = self._next_batch()
-            for _ in range(SHARED_ATTEMPTS):
-                if not await self._try(batch):
-                    break
-            for caller in batch:  # each one without an answer gets its own transaction
-                await self._try([caller])
+            for running in self._attempts(self._next_batch()):
+                self._running = running
+                try:
+                    await asyncio.wait([running.task])
+                except asyncio.CancelledError:
+                    running.task.cancel()
+                    await run_to_completion(asyncio.wait([running.task]))
+                    _fail(running.batch, StoreClosedError())
+                    raise
+                finally:
+                    self._running = None
 
-    async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
-        """Commit the unanswered submissions of a batch. Returns whether callers withdrew."""
-        batch = [caller for caller in batch if not caller.answer.done()]
-        began = asyncio.get_running_loop().time()
+    def _attempts(
+        self, batch: Sequence[_Waiting[Item, Result]]
+    ) -> Iterator[_Running[Item, Result]]:
+        """Begin the transactions of a batch, one after the other. Each has ended before the next.
+
+        Those without an answer after the shared ones get one each.
+        """
+        shared, each = [batch] * SHARED_ATTEMPTS, ([caller] for caller in batch)
+        were_withdrawn = True
+        for several in chain(shared, each):
+            left = [caller for caller in several if not caller.answer.done()]
+            if left and (were_withdrawn or several is not batch):
+                running = self._begin(left)
+                yield running
+                were_withdrawn = self._answer_all(running)
+
+    def _begin(self, batch: Sequence[_Waiting[Item, Result]]) -> _Running[Item, Result]:
+        """Begin to commit a batch in one transaction."""
+        now, gate = asyncio.get_running_loop().time(), Gate(batch)
+        num_bytes = sum(caller.submission.num_bytes for caller in batch)
+        since = max(min(caller.since for caller in batch), self._last_commit)
+        end = since + self._allowance(num_bytes)
+        items = [caller.submission.item for caller in batch]
+        return _Running(gate, batch, now, asyncio.ensure_future(self._commit(items, gate, end)))
+
+    def _answer_all(self, ended: _Running[Item, Result]) -> bool:
+        """Set the answers of a batch, unless callers withdrew. Returns whether they did."""
+        batch = ended.batch
+        if ended.task.cancelled():
+            return True
         try:
-            if batch:
-                await self._attempt(batch)
+            outcomes = ended.task.result()
         except WithdrawnError:
             return True
         except OutcomeUnknownError as error:
             _fail(batch, error)
         except DatabaseUnavailableError as error:
-            _fail([*batch, *(caller for caller in self._queue if caller.since <= began)], error)
+            late = (caller for caller in self._queue if caller.since <= ended.since)
+            _fail([*batch, *late], error)
         except Exception as error:
             if len(batch) == 1:
                 _fail(batch, error)
+        else:
+            self._last_commit = asyncio.get_running_loop().time()
+            for caller, outcome in zip(batch, outcomes, strict=True):
+                _answer(caller, outcome)
         return False
-
-    async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
-        """Commit a batch in one transaction, and set its answers."""
-        gate = Gate(batch)
-        num_bytes = sum(caller.submission.num_bytes for caller in batch)
-        since = max(min(caller.since for caller in batch), self._last_commit)
-        end = since + self._allowance(num_bytes)
-        items = [caller.submission.item for caller in batch]
-        running = asyncio.ensure_future(self._commit(items, gate, end))
-        self._running = _Running(gate, batch, running)
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            running.cancel()
-            await run_to_completion(asyncio.wait([running]))
-            _fail(batch, StoreClosedError())
-            raise
-        finally:
-            self._running = None
-        if running.cancelled():
-            raise WithdrawnError
-        outcomes = running.result()
-        self._last_commit = asyncio.get_running_loop().time()
-        for caller, outcome in zip(batch, outcomes, strict=True):
-            _answer(caller, outcome)
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
@@ -279,9 +291,9 @@ class GroupCommit(Generic[Item, Result]):
         return batch
 
 
-async def _answered(caller: _Waiting[Any, Any], seconds: float) -> None:
+def _answered(caller: _Waiting[Any, Any], seconds: float) -> Awaitable[object]:
     """Wait for the answer to a submission, for at most this many seconds."""
-    await asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
+    return asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
 
 
 def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:

@@ -1,45 +1,29 @@
-"""Protocol of a database engine: everything that differs between SQLite and PostgreSQL."""
+"""Protocols of a database engine: everything that differs between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from datetime import datetime
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from sqlalchemy import Connection, Index
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import Index
 from sqlalchemy.schema import ExecutableDDLElement
 
+from replaydb.database.runtime.session import Session, Work
 from replaydb.database.runtime.signals import Signal
-from replaydb.database.runtime.writes import Write
+from replaydb.database.runtime.waits import Waits
 from replaydb.domain.results import Finding
-from replaydb.errors import DatabaseError, ReplayDBError
+from replaydb.errors import ReplayDBError
 from replaydb.packs import Instance
 
 Durability = Literal["process", "full"]
 
 T = TypeVar("T")
-#: Runs statements and processes their rows. It may wait only for its connection.
-Work = Callable[[Connection], T]
 #: Waits until another connection has taken a snapshot.
 Pinned = Callable[[], Awaitable[object]]
-
-
-class Identified(NamedTuple):
-    """What is known about groups before they are put.
-
-    Attributes:
-        stored: Ids of the groups that are stored, by uid.
-        new: A new id for each uid.
-        has_children: Whether the children of those that are not stored were inserted.
-        taken_error: Why the new ids cannot be used, if they cannot and all groups are stored.
-    """
-
-    stored: dict[str, int]
-    new: Sequence[int]
-    has_children: bool
-    taken_error: DatabaseError | None = None
+#: Runs a transaction, or continues it, until a deadline.
+Run = Callable[[Work[T], float], Awaitable[T]]
 
 
 class LostRaceError(Exception):
@@ -47,12 +31,7 @@ class LostRaceError(Exception):
 
 
 class Backend(Protocol):
-    """One database engine.
-
-    The SQLAlchemy engines made here emit their own BEGIN, so `connection.begin()` begins a
-    transaction. One of a reader has a snapshot. One of a writer is exclusive if the engine allows
-    only one writer.
-    """
+    """One database engine."""
 
     #: Whether writes are refused.
     read_only: bool
@@ -61,8 +40,6 @@ class Backend(Protocol):
     small_draw_bytes: int
     #: Whether this process makes commits survive a power cut, as far as it can.
     syncs: bool
-    #: Transactions that may write at the same time. Others wait in order of arrival.
-    concurrent_writes: int
     #: Draws that may use a reader at the same time. Other reads use the remaining readers.
     concurrent_draws: int
     #: Pause between two transactions of a call, so that others that wait for a lock can get it.
@@ -94,14 +71,11 @@ class Backend(Protocol):
     def shown(self) -> str:
         """The URL for messages, without passwords."""
 
-    def writer_engine(self) -> AsyncEngine:
-        """Return an engine for read-write transactions."""
+    def writer(self, waits: Waits) -> Transactions:
+        """Return connections for transactions that write. It is one if the engine needs that."""
 
-    def reader_engine(self) -> AsyncEngine:
-        """Return an engine for read-only transactions, each of which reads one snapshot."""
-
-    def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
-        """Return a reader on the same connections, for calls that run one statement on a server."""
+    def reader(self, waits: Waits) -> Transactions:
+        """Return connections for read-only transactions, each of which reads one snapshot."""
 
     def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run a coroutine in the event loop in which all connections of this backend are used.
@@ -116,65 +90,8 @@ class Backend(Protocol):
     async def end_loop(self) -> None:
         """End that event loop, if it is not the caller's."""
 
-    async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Begin a transaction, which the database itself rolls back some time after `end`.
-
-        Raises:
-            TimeoutError: It did not begin by `end`.
-            Exception: The connection is dead; `is_outage` is true for the error.
-        """
-
-    def run(self, connection: AsyncConnection, work: Work[T], end: float) -> Coroutine[Any, Any, T]:
-        """Run work in the best thread for this engine.
-
-        Raises:
-            TimeoutError: It was not done by `end`, a time of the event loop.
-        """
-
-    def finish(
-        self,
-        connection: AsyncConnection,
-        work: Work[T],
-        end: float,
-        answer_by: float,
-        *,
-        unless: Callable[[T], bool] | None = None,
-        committing: Callable[[], object] | None = None,
-    ) -> Coroutine[Any, Any, T]:
-        """Run work and commit, in one step. Do not commit if `unless` is true for the result.
-
-        `committing` is called just before COMMIT. If it raises an error, nothing is stored.
-        """
-
-    async def commit(
-        self,
-        connection: AsyncConnection,
-        end: float,
-        answer_by: float,
-        pinned: Pinned | None = None,
-    ) -> None:
-        """Commit. Returns only if committed, and raises an outage only if not.
-
-        COMMIT waits for `pinned`, which the statements that precede it do not. If there is no
-        answer by `answer_by`, the outcome is read on another connection, for some
-        time after `end`.
-
-        Raises:
-            OutcomeUnknownError: The outcome could not be read in time.
-        """
-
-    async def abandon(self, connection: AsyncConnection) -> None:
-        """Roll back. A connection that does not answer is terminated. Never fails."""
-
-    def cut_off(self, driver_connection: Any) -> None:
-        """Terminate a connection at once. A call that waits for it gets an error."""
-
-    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
-        """Return the signal that wakes waiting coroutines, also of other processes, after commits.
-
-        An engine that the signal creates is passed to `watched`, so that its connections can be
-        terminated.
-        """
+    def signal(self) -> Signal:
+        """Return the signal of commits, also of other processes, which wakes waiting coroutines."""
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """Return the typed error for an error of the driver; None for other errors."""
@@ -185,31 +102,59 @@ class Backend(Protocol):
     def is_outage(self, error: BaseException) -> bool:
         """Whether the database or the network was unavailable, and may recover by itself."""
 
-    def now(self, connection: Connection) -> datetime:
-        """Return the time for leases and deadlines, from one clock for all clients."""
 
-    def identify(
+class Transactions(Protocol):
+    """Connections, and the transactions on them. Deadlines are times of the backend's loop."""
+
+    def write(
         self,
-        connection: Connection,
-        buffer_id: int,
-        uids: Sequence[str],
+        work: Work[T],
+        end: float,
+        answer_by: float,
         *,
-        children: Sequence[Write],
-    ) -> Identified:
-        """Find the groups that have these uids, and generate a new id for each uid.
+        committing: Callable[[], object] | None = None,
+        begin_to_read: Callable[[T], Awaitable[Pinned]] | None = None,
+        is_needed: Callable[[T], bool] = bool,
+    ) -> Coroutine[Any, Any, T]:
+        """Run work in a transaction, and commit. Returns only if committed.
 
-        New ids are ascending. One that is used is never returned again. Groups that are stored need
-        new ids only if they are renewed, or deleted before they are locked.
+        Args:
+            work: The transaction.
+            end: Its deadline. The database itself rolls it back some time later.
+            answer_by: If there is no answer to COMMIT by then, the outcome is read on another
+                connection, for some time after `end`.
+            committing: Called just before COMMIT. If it raises an error, nothing is stored.
+            begin_to_read: Called with the result of work if that `is_needed`. COMMIT waits for what
+                it returns, which the statements that precede it do not.
+            is_needed: Whether to call `begin_to_read`.
 
-        The `children` of groups that are not stored yet may be inserted as well. Instead of
-        `group_id` these rows have the position of the uid of their group, from 1.
+        Raises:
+            TimeoutError: It was not done by `end`.
+            OutcomeUnknownError: The outcome could not be read in time.
+            Exception: Nothing was stored.
         """
 
-    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes.
+    def read(self, work: Work[T], end: float, *, single: bool = False) -> Coroutine[Any, Any, T]:
+        """Run work in a transaction, and roll it back.
 
-        Those in packs have the pack's name as `pack`.
+        Args:
+            work: The transaction. Its first statement takes the snapshot.
+            end: Its deadline.
+            single: On a server, `work` runs a single statement, for which the transaction is
+                omitted.
+
+        Raises:
+            TimeoutError: It was not done by `end`.
         """
+
+    def snapshot(self, end: float) -> AbstractAsyncContextManager[Run[Any]]:
+        """Open a transaction. Yields a function that runs work in it."""
+
+    def cut_off(self) -> None:
+        """Terminate all connections at once. Calls that use them get an error."""
+
+    async def close(self) -> None:
+        """Close the connections, none of which is in use."""
 
 
 class SchemaChanges(Protocol):
@@ -230,24 +175,36 @@ class SchemaChanges(Protocol):
             exists: Also refuse a file that does not exist, which a connection could create.
         """
 
-    def engine(self) -> AsyncEngine:
-        """Return an engine on which a table can be rebuilt without deleting its child rows."""
+    async def change(self, work: Work[T], *, create: bool = False) -> T:
+        """Run a transaction that may change tables, in one process at a time.
 
-    async def lock(self, connection: AsyncConnection) -> None:
-        """Let only one migration run until the transaction ends."""
+        A table can be rebuilt in it without deleting its child rows.
 
-    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        Args:
+            work: The transaction.
+            create: Create a file that does not exist.
+
+        Raises:
+            DatabaseError: The database does not exist or refused, or rows would refer to rows that
+                do not exist.
+        """
+
+    async def read(self, work: Work[T]) -> T:
+        """Run a read-only transaction on a connection of its own.
+
+        Raises:
+            DatabaseError: The database does not exist, or cannot be read.
+        """
+
+    def lock_tables(self, session: Session, names: Collection[str]) -> None:
         """Lock tables before they are changed, without blocking others while this waits.
 
         Raises:
             DatabaseUnavailableError: Other transactions use them all the time.
         """
 
-    def share(self, connection: Connection) -> None:
-        """Block `lock` of other transactions until the transaction ends."""
-
-    async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Raise if rows refer to rows that do not exist. Called in a migration's transaction."""
+    def share(self, session: Session) -> None:
+        """Block `change` of others until the transaction ends."""
 
     async def create_indexes(
         self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
@@ -270,14 +227,14 @@ class Administration(Protocol):
         """Return findings about the way to the database. After a bad one nothing else works."""
         ...
 
-    def examine(self, connection: Connection) -> list[Finding]:
+    def examine(self, session: Session) -> list[Finding]:
         """Return the findings of a health check of the engine and the database. Reads only."""
 
-    def replication_lag(self, connection: Connection) -> float | None:
+    def replication_lag(self, session: Session) -> float | None:
         """Return by how many seconds a standby is behind its primary; None if it is no standby."""
         ...
 
-    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+    def damage(self, session: Session) -> list[tuple[str, str]]:
         """Return where the engine finds damaged pages, indexes or values, and what is wrong."""
 
     async def size(self) -> int:
@@ -291,18 +248,18 @@ class Administration(Protocol):
             DatabaseError: The driver's error, typed.
         """
 
-    def instance(self, connection: Connection) -> Instance:
+    def instance(self, session: Session) -> Instance:
         """Return the facts that distinguish this database from its copies."""
         ...
 
-    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+    def last_ids(self, session: Session) -> dict[str, int | None]:
         """Return the last generated id of each table of `schema.GENERATED`, 0 before the first.
 
         None: the engine keeps no sequence of that table, and continues after its largest id. Tables
         whose sequences this user may not read are missing.
         """
 
-    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+    def advance_sequences(self, session: Session, ids: Mapping[str, int]) -> None:
         """Generate only ids after these, by table. Sequences that are past them do not change."""
 
 
@@ -310,7 +267,7 @@ class Roles(Protocol):
     """Roles for users."""
 
     def statements(
-        self, connection: Connection, prefix: str, tables: Sequence[str], *, apply: bool
+        self, session: Session, prefix: str, tables: Sequence[str], *, apply: bool
     ) -> list[ExecutableDDLElement]:
         """Return the statements that create roles for users. All of them may read these tables.
 

@@ -6,17 +6,15 @@ Every opening of a store reads it, so this module does not import alembic.
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import String, column, inspect, select, table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import REVISIONS, metadata
-from replaydb.errors import ReplayDBError, SchemaError, SchemaOutOfDateError, SchemaTooNewError
+from replaydb.errors import SchemaError, SchemaOutOfDateError, SchemaTooNewError
 
 #: A name of our own: another user of alembic in the same database has its own table.
 VERSION_TABLE = "replaydb_alembic_version"
@@ -27,7 +25,7 @@ COPYING = "copying "
 
 revision_column = column("version_num", String())
 version_table = table(VERSION_TABLE, revision_column)
-version_query = select(revision_column).select_from(version_table)
+_select_revision = select(revision_column).select_from(version_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +43,33 @@ async def find(backend: Backend) -> Found:
     """Read the revision of a database, with one small query if it has one."""
     if not backend.read_only and backend.schema.is_new_file():
         return NOTHING  # connecting would write the header
-    async with reading(backend) as connection:
-        try:
-            revision = await connection.scalar(version_query)
-        except DBAPIError as error:  # probably there is no such table: inspect the schema
-            if error.connection_invalidated:
-                raise  # `inspect_schema` would connect again, and fail with an untyped error
-            revision = None
-        if revision is not None:
-            return Found(revision, frozenset())
-        await connection.rollback()
-        return await inspect_schema(connection)
+    return await backend.schema.read(_find)
 
 
-async def inspect_schema(connection: AsyncConnection) -> Found:
+def _find(session: Session) -> Found:
+    try:
+        revision = revision_in(session)
+    except DBAPIError as error:  # probably there is no such table: inspect the schema
+        if error.connection_invalidated:
+            raise  # `inspect_schema` would connect again, and fail with an untyped error
+        revision = None
+    if revision is not None:
+        return Found(revision, frozenset())
+    session.core.rollback()
+    return inspect_schema(session)
+
+
+def inspect_schema(session: Session) -> Found:
     """Read the revision and the tables of a database, which may be empty."""
-    names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
-    revision = await connection.scalar(version_query) if VERSION_TABLE in names else None
+    names = inspect(session.core).get_table_names()
+    revision = revision_in(session) if VERSION_TABLE in names else None
     return Found(revision, frozenset(names) - {VERSION_TABLE})
+
+
+def revision_in(session: Session) -> str | None:
+    """Return the revision, or the mark of a copy. There must be a table for it."""
+    rows = session.run(_select_revision)
+    return rows[0].version_num if rows else None
 
 
 def problem_of(backend: Backend, found: Found) -> SchemaError | None:
@@ -111,52 +118,3 @@ def unfinished_copy(revision: str | None) -> SchemaError:
         "database"
     )
     return SchemaError(what, revision, REVISIONS[-1])
-
-
-@asynccontextmanager
-async def schema_transaction(
-    backend: Backend, *, create: bool = False
-) -> AsyncIterator[AsyncConnection]:
-    """Open a transaction that may change tables, in one process at a time.
-
-    Args:
-        backend: The database.
-        create: Create a file that does not exist.
-
-    Raises:
-        DatabaseError: The database does not exist or refused, or rows would refer to rows that do
-            not exist.
-    """
-    await backend.schema.check_target(exists=not create)
-    engine = backend.schema.engine()
-    try:
-        async with _translating(backend), engine.begin() as connection:
-            await backend.schema.lock(connection)
-            yield connection
-            await backend.schema.check_integrity(connection)
-    finally:
-        await engine.dispose()
-
-
-@asynccontextmanager
-async def reading(backend: Backend) -> AsyncIterator[AsyncConnection]:
-    """Open a read-only connection."""
-    engine = backend.reader_engine()
-    try:
-        async with _translating(backend), engine.connect() as connection:
-            yield connection
-    finally:
-        await engine.dispose()
-
-
-@asynccontextmanager
-async def _translating(backend: Backend) -> AsyncIterator[None]:
-    try:
-        yield
-    except ReplayDBError:
-        raise
-    except Exception as error:
-        typed = backend.translate(error)
-        if typed is None:
-            raise
-        raise typed from error

@@ -21,13 +21,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.group_commit import Gate
-from replaydb.database.runtime.protocol import Backend, LostRaceError, Pinned, T, Work
+from replaydb.database.runtime.protocol import Backend, LostRaceError, Pinned, Run, T
+from replaydb.database.runtime.session import Session, Work
+from replaydb.database.runtime.waits import Waits
 from replaydb.errors import (
     DatabaseError,
     DatabaseReadOnlyError,
@@ -42,9 +42,9 @@ from replaydb.util.cancellation import run_to_completion
 logger = logging.getLogger(__name__)
 
 U = TypeVar("U")
-#: Reads on a connection, given the result of a write. It calls its last argument when it has run a
+#: Reads in a session, given the result of a write. It calls its last argument when it has run a
 #: statement, which takes the snapshot.
-ReadAfter = Callable[[Connection, T, Callable[[], object]], U]
+ReadAfter = Callable[[Session, T, Callable[[], object]], U]
 
 #: Default time limit of a call, which includes waits for locks, connections and restarts.
 PATIENCE_SECONDS = 60.0
@@ -82,30 +82,26 @@ class Database:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._process = os.getpid()
-        self._connections: WeakSet[Any] = WeakSet()
-        self._writer = self._watched(backend.writer_engine())
-        self._reader = self._watched(backend.reader_engine())
-        self._single_reader = backend.without_transactions(self._reader)
-        self.signal = backend.signal(self._watched)
-        self._writes = asyncio.Semaphore(backend.concurrent_writes)
+        self._waits = Waits(backend.shown)
+        self.writer = backend.writer(self._waits)
+        self.reader = backend.reader(self._waits)
+        self.signal = backend.signal()
         self._draws = asyncio.Semaphore(backend.concurrent_draws)
         self._open = True
         self._is_closed = False
         self._closing = asyncio.Lock()
-        self._is_cut_off = False
-        self._waits: set[asyncio.Timeout] = set()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
         _databases.add(self)
 
-    async def write(
+    def write(
         self,
         work: Work[T],
         *,
         end: float | None = None,
         gate: Gate | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run `work` in one read-write transaction, and commit it.
 
         If a transaction loses a race (deadlock, serialization failure, a unique key taken
@@ -127,11 +123,11 @@ class Database:
         """
         end = self._there(end)
         if gate is None:
-            return await self._run(self._write(work, end))
+            return self._run(self._write(work, end))
         answer_by = self.backend.loop_time(gate.answer_by)
-        return await self._run(self._write(work, end, answer_by, gate.open, gate.close))
+        return self._run(self._write(work, end, answer_by, undone=gate.open, committing=gate.close))
 
-    async def write_then_read(
+    def write_then_read(
         self,
         work: Work[T],
         read: ReadAfter[T, U],
@@ -140,7 +136,7 @@ class Database:
         num_bytes: Callable[[T], int],
         end: float | None = None,
         undone: Callable[[], object] | None = None,
-    ) -> tuple[T, U | None]:
+    ) -> Coroutine[Any, Any, tuple[T, U | None]]:
         """Run `work` as `write` does, and then `read` in a snapshot that its locks protect.
 
         The snapshot is taken on another connection, after `work` and before the commit. All this
@@ -170,20 +166,20 @@ class Database:
                 its snapshot, the transaction is committed.
         """
         end = self._there(end)
-        return await self._run(self._write_then_read(work, read, is_needed, num_bytes, end, undone))
+        return self._run(self._write_then_read(work, read, is_needed, num_bytes, end, undone))
 
     async def _write(
         self,
         work: Work[T],
         end: float | None,
         answer_by: float = math.inf,
+        *,
         undone: Callable[[], object] | None = None,
         committing: Callable[[], object] | None = None,
-        *,
         begin_to_read: Callable[[T], Awaitable[Pinned]] | None = None,
         is_needed: Callable[[T], bool] = bool,
     ) -> T:
-        """Run a write transaction. If `is_needed`, begin to read before the commit."""
+        """Run a write transaction until it is committed: see `Transactions.write`."""
         backend = self.backend
         if backend.read_only:
             raise DatabaseReadOnlyError(f"{backend.shown}: opened with read_only=True")
@@ -191,21 +187,14 @@ class Database:
             answer_by = min(answer_by, call.end)
             while True:
                 try:
-                    async with (
-                        self._slot(self._writes, call.end),
-                        self._connected(self._writer, call.end) as connection,
-                    ):
-                        if begin_to_read is None:
-                            return await backend.finish(
-                                connection, work, call.end, answer_by, committing=committing
-                            )
-                        result = await backend.finish(
-                            connection, work, call.end, answer_by, unless=is_needed
-                        )
-                        if is_needed(result):
-                            pinned = await begin_to_read(result)
-                            await backend.commit(connection, call.end, answer_by, pinned)
-                        return result
+                    return await self.writer.write(
+                        work,
+                        call.end,
+                        answer_by,
+                        committing=committing,
+                        begin_to_read=begin_to_read,
+                        is_needed=is_needed,
+                    )
                 except Exception as error:
                     if undone is not None and not isinstance(error, OutcomeUnknownError):
                         undone()
@@ -232,7 +221,7 @@ class Database:
 
         async with AsyncExitStack() as slot, AsyncExitStack() as stack:
             async with self._call(end) as call:
-                await slot.enter_async_context(self._slot(self._draws, call.end))
+                await slot.enter_async_context(self._waits.slot(self._draws, call.end))
             result = await self._write(
                 work, end, undone=undone, begin_to_read=begin_to_read, is_needed=is_needed
             )
@@ -247,8 +236,8 @@ class Database:
         loop = asyncio.get_running_loop()
         pin = asyncio.Event()
 
-        def work(connection: Connection) -> U:
-            return read(connection, result, lambda: loop.call_soon_threadsafe(pin.set))
+        def work(session: Session) -> U:
+            return read(session, result, lambda: loop.call_soon_threadsafe(pin.set))
 
         reading = asyncio.create_task(self._read(work, end))
 
@@ -268,7 +257,9 @@ class Database:
 
         return reading, pinned
 
-    async def read(self, work: Work[T], *, end: float | None = None, single: bool = False) -> T:
+    def read(
+        self, work: Work[T], *, end: float | None = None, single: bool = False
+    ) -> Coroutine[Any, Any, T]:
         """Run `work` in one read-only transaction, whose statements all read the same snapshot.
 
         The first statement takes the snapshot. A read whose connection was lost is run again.
@@ -283,19 +274,17 @@ class Database:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
-        return await self._run(self._read(work, self._there(end), single=single))
+        return self._run(self._read(work, self._there(end), single=single))
 
     async def _read(self, work: Work[T], end: float | None, *, single: bool = False) -> T:
-        engine = self._single_reader if single else self._reader
         async with self._call(end) as call:
             while True:
                 try:
-                    async with self._connected(engine, call.end) as connection:
-                        return await self.backend.run(connection, work, call.end)
+                    return await self.reader.read(work, call.end, single=single)
                 except Exception as error:
                     await call.pause_after(error)
                     # The server may have ended it: a transaction sets the time limits of the call.
-                    engine = self._reader
+                    single = False
 
     @asynccontextmanager
     async def snapshot(self, end: float) -> AsyncIterator[Snapshot]:
@@ -312,15 +301,15 @@ class Database:
         """
         stack, end = AsyncExitStack(), self.backend.loop_time(end)
         try:
-            connection = await self._run(self._open_snapshot(stack, end))
-            yield Snapshot(self, connection, end)
+            run = await self._run(self._open_snapshot(stack, end))
+            yield Snapshot(self, run, end)
         finally:  # also if the caller was cancelled while it was opened
             if self._open:
                 await run_to_completion(self.backend.run_in_loop(stack.aclose()))
 
-    async def _open_snapshot(self, stack: AsyncExitStack, end: float) -> AsyncConnection:
+    async def _open_snapshot(self, stack: AsyncExitStack, end: float) -> Run[Any]:
         async with self._call(end) as call:
-            return await stack.enter_async_context(self._connected(self._reader, call.end))
+            return await stack.enter_async_context(self.reader.snapshot(call.end))
 
     async def close(self, end: float | None = None) -> None:
         """Close all connections. Idempotent.
@@ -372,55 +361,17 @@ class Database:
     async def _dispose(self) -> None:
         await self.backend.run_in_loop(self._idle.wait())
         await self.signal.aclose()
-        await self.backend.run_in_loop(self._dispose_engines())
+        await self.backend.run_in_loop(self._close_connections())
 
-    async def _dispose_engines(self) -> None:
-        await self._writer.dispose()
-        await self._reader.dispose()
+    async def _close_connections(self) -> None:
+        await self.writer.close()
+        await self.reader.close()
 
     async def _cut_off(self) -> None:
         """Terminate all connections and all waits for a connection. Running calls fail."""
-        self._is_cut_off = True
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(0.0)
-        for connection in tuple(self._connections):
-            self.backend.cut_off(connection)
-
-    @asynccontextmanager
-    async def _wait_until(self, end: float) -> AsyncIterator[asyncio.Timeout]:
-        """Raise `TimeoutError` in the block at `end`, or when connections are terminated."""
-        if self._is_cut_off:
-            raise StoreClosedError
-        async with asyncio.timeout_at(end) as wait:
-            self._waits.add(wait)
-            try:
-                yield wait
-            finally:
-                self._waits.discard(wait)
-
-    @asynccontextmanager
-    async def _slot(self, slots: asyncio.Semaphore, end: float) -> AsyncIterator[None]:
-        """Hold a slot. Slots are granted in order of request; a pool does not keep that order."""
-        if slots.locked():
-            async with self._wait_until(end):
-                await slots.acquire()
-        else:
-            await slots.acquire()  # at once
-        try:
-            yield
-        finally:
-            slots.release()
-
-    def _watched(self, engine: AsyncEngine) -> AsyncEngine:
-        """Record the connections of an engine, so that `close` can terminate them."""
-        connections = self._connections  # an engine must not keep this object alive
-        event.listen(
-            engine.sync_engine,
-            "connect",
-            lambda connection, _: connections.add(connection.driver_connection),
-        )
-        return engine
+        self._waits.cut_off()
+        self.writer.cut_off()
+        self.reader.cut_off()
 
     @asynccontextmanager
     async def _call(self, end: float | None) -> AsyncIterator[_Call]:
@@ -457,30 +408,10 @@ class Database:
         # read on a new connection, because with outdated tables even the first statement of an
         # ordinary transaction fails.
         with suppress(Exception):
-            async with asyncio.timeout(REVISION_SECONDS), revisions.reading(self.backend) as it:
-                return revisions.problem_of(self.backend, await revisions.inspect_schema(it))
+            async with asyncio.timeout(REVISION_SECONDS):
+                found = await self.backend.schema.read(revisions.inspect_schema)
+            return revisions.problem_of(self.backend, found)
         return None
-
-    @asynccontextmanager
-    async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
-        """Yield a connection with an open transaction; roll it back unless it was committed."""
-        try:
-            async with self._wait_until(end) as wait:
-                connection = await engine.connect()
-        except TimeoutError as error:
-            if not wait.expired():  # a host did not answer within `connect_timeout`
-                raise
-            reason = "no answer in time: no connection was free, or could be opened"
-            raise DatabaseUnavailableError(f"{self.backend.shown}: {reason}") from error
-        try:
-            try:
-                await self.backend.begin(connection, end)
-                yield connection
-            except BaseException:
-                await run_to_completion(self.backend.abandon(connection))
-                raise
-        finally:
-            await connection.close()
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:
@@ -502,9 +433,9 @@ if hasattr(os, "register_at_fork"):
 class Snapshot:
     """A read-only transaction."""
 
-    def __init__(self, database: Database, connection: AsyncConnection, end: float) -> None:
+    def __init__(self, database: Database, run: Run[Any], end: float) -> None:
         self._database = database
-        self._connection = connection
+        self._run = run
         self._end = end
 
     async def read(self, work: Work[T]) -> T:
@@ -513,7 +444,8 @@ class Snapshot:
 
     async def _read(self, work: Work[T]) -> T:
         async with self._database._call(self._end) as call:
-            return await self._database.backend.run(self._connection, work, call.end)
+            result: T = await self._run(work, call.end)
+            return result
 
 
 class _Call:

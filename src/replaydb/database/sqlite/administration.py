@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection
-
+from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite import begin, checkup, damage, sequences
-from replaydb.database.sqlite.driver import EagerConnection
+from replaydb.database.sqlite.connection import SqliteConnection
 from replaydb.domain.results import Finding
 from replaydb.packs import Instance
 from replaydb.util.cancellation import run_to_completion
@@ -33,16 +32,16 @@ class SqliteAdministration:
         """Return nothing: a file is opened directly."""
         return []
 
-    def examine(self, connection: Connection) -> list[Finding]:
+    def examine(self, session: Session) -> list[Finding]:
         """Check the library, the file, its log and its disk."""
-        return list(checkup.findings(connection, self._backend.path))
+        return list(checkup.findings(session.core, self._backend.path))
 
-    def replication_lag(self, connection: Connection) -> None:
+    def replication_lag(self, session: Session) -> None:
         """Return None: a file has no standby."""
 
-    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+    def damage(self, session: Session) -> list[tuple[str, str]]:
         """Run SQLite's own check, and find values that their columns cannot have."""
-        return list(damage.damage(connection))
+        return list(damage.damage(session.core))
 
     async def size(self) -> int:
         """Return the size of the file and of its write-ahead log."""
@@ -52,7 +51,7 @@ class SqliteAdministration:
         """Rewrite the file. It shrinks when the write-ahead log is checkpointed."""
         connect = partial(self._backend.file.connect, timeout=begin.LOCK_SECONDS)
         try:
-            connection = await EagerConnection.open(connect, begin.deferred)
+            connection = await SqliteConnection.open(connect)
             try:
                 await connection.execute_fetchall("VACUUM")
                 await connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -64,14 +63,14 @@ class SqliteAdministration:
         except sqlite3.Error as error:
             raise self._backend.translate(error) or error from error
 
-    def instance(self, connection: Connection) -> Instance:
+    def instance(self, session: Session) -> Instance:
         """Look at the file. Its device number is not a fact: it can change with each mount."""
         return self._backend.file.instance()
 
-    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+    def last_ids(self, session: Session) -> dict[str, int | None]:
         """Read AUTOINCREMENT's counters."""
-        return sequences.last_ids(connection)
+        return sequences.last_ids(session)
 
-    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+    def advance_sequences(self, session: Session, ids: Mapping[str, int]) -> None:
         """Advance AUTOINCREMENT's counters."""
-        sequences.advance(connection, ids)
+        sequences.advance(session, ids)

@@ -6,36 +6,23 @@ import asyncio
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Dialect,
-    event,
-)
+from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry, Pool
-from sqlalchemy.util import await_
 
-from replaydb.database.runtime.prepared import execute
-from replaydb.database.runtime.protocol import Identified, Pinned, T, Work
+from replaydb.database.runtime.protocol import T
 from replaydb.database.runtime.signals import Signal
-from replaydb.database.runtime.writes import Write
-from replaydb.database.sqlite import begin, sequences
+from replaydb.database.runtime.waits import Waits
+from replaydb.database.sqlite import begin
 from replaydb.database.sqlite.administration import SqliteAdministration
-from replaydb.database.sqlite.blobs import read_payloads
-from replaydb.database.sqlite.driver import AdaptedConnection, Begin, EagerConnection
+from replaydb.database.sqlite.connection import Begin, SqliteConnection
 from replaydb.database.sqlite.file import DatabaseFile
-from replaydb.database.sqlite.guard import GuardedConnection
 from replaydb.database.sqlite.schema_changes import SqliteSchema
-from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.sqlite.transactions import SqliteTransactions
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -62,7 +49,6 @@ class SqliteBackend:
     """`sqlite:///FILE`."""
 
     has_one_connection = False
-    concurrent_writes = 1
     small_draw_bytes = 4 << 20  # read in one or two milliseconds
     turn_seconds = 0.006  # waiting writers try every 5 ms: see `_pauses`
     settling_seconds = math.inf  # a commit is always answered
@@ -75,7 +61,7 @@ class SqliteBackend:
         read_only: bool = False,
         pool_size: int | None = None,
     ) -> None:
-        self._url = url.set(drivername="sqlite+aiosqlite")
+        self._url = url
         self.file = DatabaseFile(Path(url.database or ""), read_only=read_only)
         self.path = self.file.path
         self.read_only = read_only
@@ -99,36 +85,14 @@ class SqliteBackend:
         """The URL. It has no password."""
         return self._url.set(drivername="sqlite").render_as_string()
 
-    def writer_engine(self) -> AsyncEngine:
-        """Return an engine with one connection, which the writers of this process share."""
-        return self.engine(
-            self.pragmas(begin.WAIT_IN_LOOP),
-            begin_with=begin.immediate,
-            poolclass=AsyncAdaptedQueuePool,
-            pool_size=1,
-            max_overflow=0,
-            pool_timeout=None,  # the call has a deadline
-        )
+    def writer(self, waits: Waits) -> SqliteTransactions:
+        """Return one connection, which the writers of this process share."""
+        pragmas = self.pragmas(begin.WAIT_IN_LOOP)
+        return self._transactions(pragmas, 1, waits, begin.immediate)
 
-    def reader_engine(self) -> AsyncEngine:
-        """Return an engine with a few connections that cannot write."""
-        return self.engine(
-            [
-                *(() if self.read_only else self.pragmas()),
-                # Payloads are read once: a page cache that fits into the processor's is enough.
-                "PRAGMA cache_size = -256",
-                "PRAGMA query_only = ON",
-            ],
-            begin_with=begin.deferred,
-            poolclass=AsyncAdaptedQueuePool,
-            pool_size=self._readers,
-            max_overflow=0,
-            pool_timeout=None,
-        )
-
-    def without_transactions(self, reader: AsyncEngine) -> AsyncEngine:
-        """Return the reader: a transaction costs little, and calls run several statements."""
-        return reader
+    def reader(self, waits: Waits) -> SqliteTransactions:
+        """Return a few connections that cannot write."""
+        return self._transactions(self.pragmas_of_reader(), self._readers, waits, begin.deferred)
 
     def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run it in the caller's event loop: each connection has a thread for its transactions."""
@@ -141,57 +105,7 @@ class SqliteBackend:
     async def end_loop(self) -> None:
         """Do nothing: it is the caller's."""
 
-    async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Do nothing yet: BEGIN runs with the first statement."""
-
-    def run(self, connection: AsyncConnection, work: Work[T], end: float) -> Coroutine[Any, Any, T]:
-        """Run work in the thread of the connection: a hop costs more than most statements."""
-        return _driver_of(connection).run(connection.run_sync(work), end)
-
-    def finish(
-        self,
-        connection: AsyncConnection,
-        work: Work[T],
-        end: float,
-        answer_by: float,
-        *,
-        unless: Callable[[T], bool] | None = None,
-        committing: Callable[[], object] | None = None,
-    ) -> Coroutine[Any, Any, T]:
-        """Run work and COMMIT in the thread of the connection."""
-
-        def whole(connection: Connection) -> T:
-            result = work(connection)
-            if unless is None or not unless(result):
-                if committing is not None:
-                    committing()
-                connection.commit()
-            return result
-
-        return self.run(connection, whole, end)
-
-    async def commit(
-        self,
-        connection: AsyncConnection,
-        end: float,
-        answer_by: float,
-        pinned: Pinned | None = None,
-    ) -> None:
-        """Commit. The answer to it cannot be lost."""
-        if pinned is not None:
-            await pinned()
-        await connection.commit()
-
-    async def abandon(self, connection: AsyncConnection) -> None:
-        """Roll back. A file always answers."""
-        with suppress(Exception):  # the error that led here matters more
-            await connection.rollback()
-
-    def cut_off(self, driver_connection: Any) -> None:
-        """Interrupt the statement that runs, and run no more."""
-        cast("EagerConnection", driver_connection).cut_off()
-
-    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
+    def signal(self) -> Signal:
         """Return a signal that polls the change counter of the file."""
         return _SqliteSignal(self.file)
 
@@ -228,28 +142,6 @@ class SqliteBackend:
         name = getattr(cause, "sqlite_errorname", None) or ""
         return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
-    def now(self, connection: Connection) -> datetime:
-        """Return the time of this machine, which all clients of the file share."""
-        return datetime.now(UTC)
-
-    def identify(
-        self,
-        connection: Connection,
-        buffer_id: int,
-        uids: Sequence[str],
-        *,
-        children: Sequence[Write],
-    ) -> Identified:
-        """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
-        found = execute(connection, select_known_uids(buffer_id, uids))
-        known = {row.group_uid: row.id for row in found}
-        last = sequences.last_group_id(connection)
-        return Identified(known, range(last + 1, last + 1 + len(uids)), has_children=False)
-
-    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Read the rows, with large payloads as blobs."""
-        return read_payloads(connection, ids)
-
     def pragmas(self, *more: str) -> list[str]:
         """Return the settings of every connection that can write, and more."""
         return [
@@ -261,54 +153,33 @@ class SqliteBackend:
             *more,
         ]
 
-    def engine(
-        self,
-        pragmas: Sequence[str],
-        *,
-        begin_with: Begin,
-        create: bool = False,
-        poolclass: type[Pool],
-        **pool: Any,
-    ) -> AsyncEngine:
-        """Return an engine whose connections have these settings and begin in this way."""
+    def opened(
+        self, pragmas: Sequence[str], *, timeout: float = BUSY_SECONDS, create: bool = False
+    ) -> Coroutine[Any, Any, SqliteConnection]:
+        """Open a connection with these settings."""
+        connect = partial(self.file.connect, pragmas, timeout=timeout, create=create)
+        return SqliteConnection.open(connect)
+
+    def pragmas_of_reader(self) -> list[str]:
+        """Return the settings of a connection that only reads."""
+        return [
+            *(() if self.read_only else self.pragmas()),
+            # Payloads are read once: a page cache that fits into the processor's is enough.
+            "PRAGMA cache_size = -256",
+            "PRAGMA query_only = ON",
+        ]
+
+    def _transactions(
+        self, pragmas: Sequence[str], size: int, waits: Waits, begin_with: Begin
+    ) -> SqliteTransactions:
         file = self.file
-        seconds = begin.LOCK_SECONDS if create else BUSY_SECONDS
-        connect = partial(file.connect, pragmas, timeout=seconds, create=create)
-
-        def begin_guarded(connection: Any, check: Callable[[], None]) -> None:
-            cast("GuardedConnection", connection).check()
-            begin_with(connection, check)
-
-        engine = create_async_engine(
-            self._url,
-            poolclass=poolclass,
-            hide_parameters=True,
-            **pool,
+        return SqliteTransactions(
+            partial(self.opened, pragmas),
+            size,
+            waits,
+            begin=begin_with,
+            is_used_once=lambda: file.is_immutable,
         )
-
-        @event.listens_for(engine.sync_engine, "do_connect")
-        def open_file(dialect: Dialect, *_: object) -> AdaptedConnection:
-            opened: Any = await_(EagerConnection.open(connect, begin_guarded))
-            return AdaptedConnection(dialect.loaded_dbapi, opened)
-
-        @event.listens_for(engine.sync_engine, "begin")
-        def begin_soon(connection: Connection) -> None:
-            driver: Any = connection.connection.driver_connection
-            cast("EagerConnection", driver).begin_soon()
-
-        if self.read_only:
-
-            @event.listens_for(engine.sync_engine, "checkin")
-            def use_once(_: object, record: ConnectionPoolEntry) -> None:
-                if file.is_immutable:
-                    record.invalidate()
-
-        return engine
-
-
-def _driver_of(connection: AsyncConnection) -> EagerConnection:
-    assert connection.sync_connection is not None  # noqa: S101 - it is connected
-    return cast("EagerConnection", connection.sync_connection.connection.driver_connection)
 
 
 class _SqliteSignal(Signal):
@@ -319,7 +190,7 @@ class _SqliteSignal(Signal):
         self._connect = partial(file.connect, timeout=BUSY_SECONDS)
 
     async def _watch(self) -> None:
-        connection = await EagerConnection.open(self._connect, begin.deferred)
+        connection = await SqliteConnection.open(self._connect)
         try:
             shortest, longest = WATCH_SECONDS
             pause, seen = shortest, None

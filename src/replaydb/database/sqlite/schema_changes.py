@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import math
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Index
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Index
 from sqlalchemy.schema import CreateIndex
 
+from replaydb.database.runtime.protocol import T
+from replaydb.database.runtime.session import Session, Work
 from replaydb.database.sqlite import begin, location
-from replaydb.errors import DatabaseError, DatabaseUnavailableError, NotSupportedError
+from replaydb.database.sqlite.connection import Finish, SqliteConnection
+from replaydb.errors import (
+    DatabaseError,
+    DatabaseUnavailableError,
+    NotSupportedError,
+    ReplayDBError,
+)
+from replaydb.util.cancellation import run_to_completion
 
 if TYPE_CHECKING:
     from replaydb.database.sqlite.backend import SqliteBackend
@@ -45,43 +55,62 @@ class SqliteSchema:
         if exists:
             self._backend.file.status()
 
-    def engine(self) -> AsyncEngine:
-        """Return an engine without foreign keys: rebuilding a table would delete its child rows."""
-        return self._backend.engine(
-            self._backend.pragmas("PRAGMA foreign_keys = OFF", begin.WAIT_IN_LOOP),
-            begin_with=begin.immediate,
-            create=True,
-            poolclass=NullPool,
-        )
+    async def change(self, work: Work[T], *, create: bool = False) -> T:
+        """Run it without foreign keys: rebuilding a table would delete its child rows."""
+        await self.check_target(exists=not create)
 
-    async def lock(self, connection: AsyncConnection) -> None:
-        """Do nothing: BEGIN IMMEDIATE excludes other writers."""
+        def finish(driver: sqlite3.Connection, result: T) -> None:
+            broken = driver.execute("PRAGMA foreign_key_check").fetchall()
+            if broken:
+                raise DatabaseError(
+                    f"{self._backend.path}: {len(broken)} rows would refer to rows that do not "
+                    f"exist, the first in table {broken[0][0]!r}"
+                )
+            driver.commit()
 
-    async def lock_tables(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        return await self._change(work, finish)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run it on a connection that cannot write."""
+        async with self._opened(self._backend.pragmas_of_reader()) as connection:
+            return await connection.transact(
+                work, math.inf, begin=begin.deferred, finish=lambda driver, _: driver.rollback()
+            )
+
+    def lock_tables(self, session: Session, names: Collection[str]) -> None:
         """Do nothing: BEGIN IMMEDIATE excludes other writers, and readers have snapshots."""
 
-    def share(self, connection: Connection) -> None:
+    def share(self, session: Session) -> None:
         """Do nothing: a write transaction excludes other writers."""
-
-    async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Check the foreign keys, which were off."""
-        broken = (await connection.exec_driver_sql("PRAGMA foreign_key_check")).all()
-        if broken:
-            raise DatabaseError(
-                f"{self._backend.path}: {len(broken)} rows would refer to rows that do not exist, "
-                f"the first in table {broken[0][0]!r}"
-            )
 
     async def create_indexes(
         self, indexes: Sequence[Index], notify: Callable[[int, int | None], object]
     ) -> None:
         """Create them in one transaction. Other writers wait, and no progress is reported."""
-        engine = self.engine()
+
+        def work(session: Session) -> None:
+            for index in indexes:
+                session.core.execute(CreateIndex(index, if_not_exists=True))
+
+        await self._change(work, lambda driver, _: driver.commit())
+
+    async def _change(self, work: Work[T], finish: Finish) -> T:
+        pragmas = self._backend.pragmas("PRAGMA foreign_keys = OFF", begin.WAIT_IN_LOOP)
+        async with self._opened(pragmas, timeout=begin.LOCK_SECONDS, create=True) as connection:
+            return await connection.transact(work, math.inf, begin=begin.immediate, finish=finish)
+
+    @asynccontextmanager
+    async def _opened(
+        self, pragmas: Sequence[str], **options: Any
+    ) -> AsyncIterator[SqliteConnection]:
+        """Open a connection for the block. Errors are typed."""
         try:
-            async with engine.begin() as connection:
-                for index in indexes:
-                    await connection.execute(CreateIndex(index, if_not_exists=True))
+            connection = await self._backend.opened(pragmas, **options)
+            try:
+                yield connection
+            finally:
+                await run_to_completion(connection.close())
+        except ReplayDBError:
+            raise
         except Exception as error:
             raise self._backend.translate(error) or error from error
-        finally:
-            await engine.dispose()

@@ -1,81 +1,44 @@
-"""Several reads in one round trip to a server."""
+"""Several reads in one statement, so that a call waits for the server once."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Dialect, Insert, Select, and_, case, func, select
 from sqlalchemy.types import UserDefinedType
 
-from replaydb.database.runtime.prepared import Bound, execute, execute_locking, sends_together
-from replaydb.database.runtime.writes import Part, numbered, pipeline_of, renamed
+from replaydb.database.postgresql.combined_writes import Part, numbered, renamed
+from replaydb.database.runtime.prepared import Bound
 
-#: Number of the first of the later reads in a statement, after those of its writes.
-LATER = 100
+#: Number of the first of the reads in a statement that writes, after those of its writes.
+_LATER = 100
 
-
-def read_together(
-    connection: Connection, reads: Sequence[Bound[Select[*tuple[Any, ...]]]]
-) -> list[Sequence[Any]]:
-    """Run prepared statements that read, and return the rows of each.
-
-    On PostgreSQL they are one statement, which reads one snapshot in one round trip. Its only row
-    has an array of records for each of them.
-    """
-    if not sends_together(connection) or len(reads) < 2:
-        return [execute(connection, read) for read in reads]
-    statement, values = _together(_parts(reads)), _values(reads)
-    [row] = execute(connection, Bound(statement, values))
-    return list(row)
+Rows = Sequence[Any]
 
 
-def lock_and_read(
-    connection: Connection, lock: Bound[Any], reads: Sequence[Bound[Any]]
-) -> Sequence[Any]:
-    """Run a statement that locks rows, as `execute_locking` does.
-
-    In a pipeline the same round trip also runs prepared statements that read, after the locks were
-    granted. Their rows are kept for when they are run, unless something is written before that.
-    """
-    pipeline = pipeline_of(connection)
-    if pipeline is None or not reads:
-        return execute_locking(connection, lock)
-    statement = _locking(lock.statement, _parts(reads))
-    rows = execute_locking(connection, Bound(statement, {**lock.values, **_values(reads)}))
-    if rows:
-        found = rows[0]._asdict()
-        pipeline.keep((read, found[_column(number)]) for number, read in enumerate(reads))
-    return rows
+def reads_as_one(reads: Sequence[Bound[Any]]) -> Bound[Select[*tuple[Any, ...]]]:
+    """Return a statement that runs several, in one snapshot. `rows_of_each` has its rows."""
+    return Bound(_together(_parts(reads)), _values(reads))
 
 
-class LaterReads:
-    """Prepared statements that read, which a transaction may run with its last statement."""
+def with_reads(lock: Bound[Any], reads: Sequence[Bound[Any]]) -> Bound[Any]:
+    """Return a statement that locks rows, and then runs others: see `rows_of_each`."""
+    return Bound(_locking(lock.statement, _parts(reads)), {**lock.values, **_values(reads)})
 
-    def __init__(
-        self,
-        reads: Sequence[Bound[Any]],
-        received: Callable[[Sequence[Sequence[Any]]], object],
-    ) -> None:
-        """Set the statements, and a function that gets the rows of each."""
-        self._reads = reads
-        self._received = received
 
-    def run(self, connection: Connection) -> None:
-        """Run them now."""
-        self._received(read_together(connection, self._reads))
+def after_reads(last: Bound[Insert], reads: Sequence[Bound[Any]]) -> Bound[Insert]:
+    """Return a statement that writes one row, and runs others before it: see `rows_of_each`."""
+    statement = _with_last(last.statement, _parts(reads))
+    return Bound(statement, {**last.values, **_values(reads, _LATER)})
 
-    def added_to(self, last: Bound[Insert]) -> Bound[Insert]:
-        """Return a statement that does what one with one row does, and runs them."""
-        statement = _with_last(last.statement, _parts(self._reads))
-        return Bound(statement, {**last.values, **_values(self._reads, LATER)})
 
-    def receive(self, row: Any) -> None:
-        """Process the row that this statement returns."""
-        found = row._asdict()
-        self._received([found[_column(number)] for number in range(len(self._reads))])
+def rows_of_each(row: Any, number: int) -> list[Rows]:
+    """Return the rows of the statements of which one statement has returned this row."""
+    found: Mapping[str, Rows] = row._asdict()
+    return [found[_column(at)] for at in range(number)]
 
 
 def _parts(reads: Sequence[Bound[Any]]) -> tuple[Part, ...]:
@@ -104,7 +67,7 @@ def _together(parts: tuple[Part, ...]) -> Select[*tuple[Any, ...]]:
 @lru_cache(maxsize=256)
 def _with_last(last: Insert, parts: tuple[Part, ...]) -> Insert:
     """Return a statement that also returns the rows of these, as they are before it writes."""
-    records = (_records(LATER + at, part).label(_column(at)) for at, part in enumerate(parts))
+    records = (_records(_LATER + at, part).label(_column(at)) for at, part in enumerate(parts))
     statement = last.returning(*records)
     for cached in ("exported_columns", "_all_selected_columns"):
         vars(statement).pop(cached, None)  # SQLAlchemy has copied those of `last`

@@ -1,0 +1,294 @@
+"""Sessions on PostgreSQL: statements that are sent together, since each round trip takes time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    DateTime,
+    Executable,
+    Insert,
+    Select,
+    Update,
+    UpdateBase,
+    func,
+    select,
+)
+from sqlalchemy.util import await_only
+
+from replaydb.database.postgresql import combined_reads, combined_writes, sequences
+from replaydb.database.postgresql.messages import message_bytes
+from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
+from replaydb.database.runtime.session import Identified, Session
+from replaydb.database.statements.payload import select_payloads
+from replaydb.database.tables.schema import episode_group
+from replaydb.errors import DatabaseError
+
+Rows = Sequence[Any]
+
+
+class PostgresqlSession(Session):
+    """Sends statements later than they are called, or earlier: with other statements."""
+
+    sends_together = True
+
+    def __init__(self, connection: Connection, shown: str = "") -> None:
+        """Set the connection, and the URL for messages."""
+        self._connection = connection
+        self._shown = shown
+        self._writes: list[Postponable] = []
+        self._known: list[tuple[Bound[Any], Rows]] = []
+        self._later: tuple[Sequence[Bound[Any]], Callable[[Sequence[Rows]], object]] | None = None
+
+    @property
+    def core(self) -> Connection:
+        """The connection as SQLAlchemy's."""
+        return self._connection
+
+    def run(self, statement: Executable | Bound[Any]) -> Any:
+        """Run a statement, after what was postponed."""
+        known = self._send_before(statement)
+        return self._run(statement) if known is None else known
+
+    def run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a statement once for each row, after what was postponed."""
+        if rows:
+            self._send_before(statement)
+            self._run_many(statement, rows)
+
+    def lock(self, statement: Bound[Any], reads: Sequence[Bound[Any]] = ()) -> Rows:
+        """Run a locking statement twice, in one round trip.
+
+        A statement reads the rows that it does not lock as they were before it waited for the
+        others. If it has locked more rows the second time, for which it may have waited again, it
+        is run once more.
+        """
+        self._send_before(statement)
+        if reads:
+            statement = combined_reads.with_reads(statement, reads)
+        first, last = (
+            Bound(statement.statement, {**statement.values, "is_last": is_last})
+            for is_last in (False, True)
+        )
+        before, after = self._run_twice(first, last)
+        while _locked(after) - _locked(before):
+            before, after = after, self._run(last)
+        if reads and after:
+            found = combined_reads.rows_of_each(after[0], len(reads))
+            self._known = list(zip(reads, found, strict=True))
+        return after
+
+    def read_together(self, reads: Sequence[Bound[Any]]) -> list[Rows]:
+        """Run prepared statements as one, which reads one snapshot."""
+        if len(reads) < 2:
+            return [self.run(read) for read in reads]
+        self.send()
+        return self._read_together(reads)
+
+    def read_later(
+        self, reads: Sequence[Bound[Any]], received: Callable[[Sequence[Rows]], object]
+    ) -> None:
+        """Read rows as they are now, with the last statement or before anything else is written."""
+        self.send()
+        self._later = reads, received
+
+    def postpone(self, *writes: Postponable) -> None:
+        """Write later. Two of the same table are not sent together: rows may be in both."""
+        for write in writes:
+            if isinstance(write, Write) and not write.rows:
+                continue
+            self._known.clear()
+            if any(write.statement.table is one.statement.table for one in self._writes):
+                self.send()
+            self._writes.append(write)
+
+    def send(self, last: Bound[Any] | None = None) -> Any:
+        """Send what was postponed, and a statement with it. Return the result of that."""
+        writes, self._writes = self._writes, []
+        if last is None or self._later is None:
+            if writes:
+                self._read_now()
+            return self._write_together(writes, last)
+        (reads, received), self._later = self._later, None
+        rows = self._write_together(writes, combined_reads.after_reads(last, reads))
+        received(combined_reads.rows_of_each(rows[0], len(reads)))
+        return rows
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Roll back what the block changes, if it raises. What it postpones is sent at its end."""
+        self.send()
+        try:
+            with self._connection.begin_nested():
+                yield
+                self.send()
+        except BaseException:
+            self._writes.clear()
+            self._later = None
+            raise
+
+    def now(self) -> datetime:
+        """Return the time of the server, because the clocks of its clients may differ."""
+        [(now,)] = self._run(_select_now())
+        time: datetime = now
+        return time
+
+    def identify(
+        self, buffer_id: int, uids: Sequence[str], *, children: Sequence[Write]
+    ) -> Identified:
+        """Take new ids from the sequence of the id column.
+
+        Payloads are inserted before their groups, so this checks that no group has the ids already.
+        """
+        is_small = combined_writes.fit_together(children)
+        identify = sequences.identify_groups(buffer_id, uids, children if is_small else ())
+        [found] = self.run(identify)
+        known = dict(zip(found.known_uids or (), found.known_ids or (), strict=True))
+        error = None
+        if found.is_taken:
+            reason = sequences.explain_behind(episode_group.name)
+            error = DatabaseError(f"{self._shown}: {reason}")
+            if len(known) < len(uids):
+                raise error
+        return Identified(known, list(found.ids or ()), is_small, error)
+
+    def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Read the rows with their data."""
+        return [row._asdict() for row in self.run(select_payloads(ids))]
+
+    def _send_before(self, statement: Any) -> Rows | None:
+        """Send what precedes a statement; return its rows if they have been read already."""
+        of_bound = isinstance(statement, Bound)
+        for position, (read, rows) in enumerate(self._known):
+            if of_bound and read.statement is statement.statement and read == statement:
+                del self._known[position]
+                return rows
+        if isinstance(statement.statement if of_bound else statement, UpdateBase):
+            self._known.clear()
+            self._read_now()
+        self.send()
+        return None
+
+    def _read_now(self) -> None:
+        """Run the later reads before anything is written."""
+        if self._later is not None:
+            (reads, received), self._later = self._later, None
+            received(self._read_together(reads))
+
+    def _read_together(self, reads: Sequence[Bound[Any]]) -> list[Rows]:
+        [row] = self._run(combined_reads.reads_as_one(reads))
+        return combined_reads.rows_of_each(row, len(reads))
+
+    def _write_together(self, writes: Sequence[Postponable], last: Bound[Any] | None) -> Any:
+        if len(writes) + (last is not None) > 1 and combined_writes.fit_together(writes):
+            return self._run(combined_writes.writes_as_one(writes, last))
+        for write in writes:
+            if isinstance(write, Write):
+                self._run_many(write.statement, write.rows)
+            else:
+                self._run(write)
+        return None if last is None else self._run(last)
+
+    def _run(self, statement: Executable | Bound[Any]) -> Any:
+        connection = self._connection
+        if not isinstance(statement, Bound):
+            result = connection.execute(statement)
+        elif not statement.is_cached or self._is_watched:
+            result = connection.execute(statement.statement, statement.values)
+        else:
+            plan = plan_of(statement.statement, tuple(statement.values), connection.dialect)
+            return self._run_plan(plan, plan.parameters(statement.values))
+        return result.all() if result.returns_rows else result.rowcount
+
+    def _run_plan(self, plan: Plan, parameters: Sequence[Any]) -> Any:
+        def execute(cursor: Any) -> Any:
+            cursor.execute(plan.sql, parameters)
+            if cursor.description is None:
+                return cursor.rowcount
+            return plan.rows(cursor.fetchall(), cursor.description)
+
+        return self._on_driver(plan.sql, parameters, execute)
+
+    def _run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
+        plan = plan_of(statement, tuple(rows[0]), self._connection.dialect)
+        parameters = plan.parameters_of_each(rows)
+        if self._is_watched:
+            self._connection.exec_driver_sql(plan.sql, parameters)
+        elif len(rows) == 1:
+            self._run_plan(plan, parameters[0])
+        else:
+            self._on_driver(plan.sql, parameters, lambda it: it.executemany(plan.sql, parameters))
+
+    def _run_twice(self, first: Bound[Any], last: Bound[Any]) -> tuple[Rows, Rows]:
+        """Run a locking statement with two sets of values. Each run has a snapshot of its own."""
+        plan = plan_of(last.statement, tuple(last.values), self._connection.dialect)
+        if not plan.has_run or self._is_watched:
+            return self._run(first), self._run(last)
+        several = [plan.parameters(one.values) for one in (first, last)]
+        rows = plan.rows(
+            self._on_driver(plan.sql, several, lambda it: _fetch_each(it, plan.sql, several)), None
+        )
+        return [row for row in rows if not row.is_last], [row for row in rows if row.is_last]
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether `echo` or event listeners are set, for which SQLAlchemy must run statements."""
+        events = self._connection.dispatch
+        return bool(
+            self._connection._echo or events.before_cursor_execute or events.after_cursor_execute
+        )
+
+    def _on_driver(self, sql: str, parameters: Sequence[Any], execute: Callable[[Any], Any]) -> Any:
+        """Run SQL with a cursor of the driver, and raise the errors that SQLAlchemy would raise."""
+        connection = self._connection
+        if not connection.in_transaction():
+            connection.begin()
+        cursor = connection.connection.cursor()
+        try:
+            result = execute(cursor)
+        except BaseException as error:
+            # This also detects a lost connection. Only errors of the driver are wrapped.
+            is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
+            # Errors contain no values, only their size, by which a lost connection is judged.
+            size = {"num_bytes": message_bytes(parameters)} if is_drivers else None
+            connection._handle_dbapi_exception(
+                error, sql if is_drivers else None, size, cursor, None
+            )
+        cursor.close()
+        return result
+
+
+def _fetch_each(cursor: Any, sql: str, parameters: Sequence[Sequence[Any]]) -> Rows:
+    """Run SQL once for each sequence of parameters, in one round trip, and return all rows.
+
+    Only asyncpg can do this, and SQLAlchemy's adapter of it has no such method. Otherwise this does
+    what its `execute` does.
+    """
+    adapter = cursor._adapt_connection
+
+    async def fetch() -> Rows:
+        async with adapter._execute_mutex:
+            if adapter._transaction is None:
+                await adapter._start_transaction()
+            try:
+                rows: Rows = await adapter.driver_connection.fetchmany(sql, parameters)
+            except Exception as error:
+                adapter._handle_exception(error)
+                raise
+        return rows
+
+    return await_only(fetch())
+
+
+def _locked(rows: Rows) -> set[str]:
+    """Return the ids of the rows that a run of a locking statement has locked."""
+    return set((rows[0].locked_ids or "").split(",")) - {""} if rows else set()
+
+
+@prepared
+def _select_now() -> Select[datetime]:
+    return select(func.clock_timestamp(type_=DateTime(timezone=True)))

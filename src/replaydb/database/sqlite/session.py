@@ -1,0 +1,99 @@
+"""Sessions on SQLite: each statement runs at once, in the thread of its connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Dialect, Executable, Insert, Update, create_engine
+from sqlalchemy.pool import StaticPool
+
+from replaydb.database.runtime.prepared import Bound, Write, plan_of
+from replaydb.database.runtime.session import Identified, Session
+from replaydb.database.sqlite import blobs, sequences
+from replaydb.database.statements.episode_group import select_known_uids
+
+
+class SqliteSession(Session):
+    """Runs prepared statements with the driver, and others with SQLAlchemy on the same connection.
+
+    Attributes:
+        watch: Called with the session, the SQL and the parameters of each statement.
+    """
+
+    watch: Callable[[SqliteSession, str, Any], object] | None = None
+
+    def __init__(self, driver: sqlite3.Connection, check: Callable[[], None]) -> None:
+        """Set the connection, and a function that raises if the transaction must end."""
+        self._driver = driver
+        self._check = check
+        engine = create_engine(
+            "sqlite://",
+            creator=lambda: driver,
+            poolclass=StaticPool,
+            pool_reset_on_return=None,
+            hide_parameters=True,
+        )
+        self._core = engine.connect()  # now: for the first connection it ends any transaction
+
+    @property
+    def core(self) -> Connection:
+        """The connection as SQLAlchemy's. It neither begins nor ends transactions."""
+        return self._core
+
+    def run(self, statement: Executable | Bound[Any]) -> Any:
+        """Run a statement."""
+        self._check()
+        if not isinstance(statement, Bound):
+            return self._run_built(statement, {})
+        if not statement.is_cached:
+            return self._run_built(statement.statement, statement.values)
+        plan = plan_of(statement.statement, tuple(statement.values), self._dialect)
+        parameters = plan.parameters(statement.values)
+        if self.watch is not None:
+            self.watch(self, plan.sql, parameters)
+        cursor = self._driver.execute(plan.sql, parameters)
+        if cursor.description is None:
+            return cursor.rowcount
+        return plan.rows(cursor.fetchall(), cursor.description)
+
+    def run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a statement once for each row."""
+        if not rows:
+            return
+        self._check()
+        plan = plan_of(statement, tuple(rows[0]), self._dialect)
+        parameters = plan.parameters_of_each(rows)
+        if self.watch is not None:
+            self.watch(self, plan.sql, parameters)
+        self._driver.executemany(plan.sql, parameters)
+
+    def now(self) -> datetime:
+        """Return the time of this machine, which all clients of the file share."""
+        return datetime.now(UTC)
+
+    def identify(
+        self, buffer_id: int, uids: Sequence[str], *, children: Sequence[Write]
+    ) -> Identified:
+        """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
+        known = {row.group_uid: row.id for row in self.run(select_known_uids(buffer_id, uids))}
+        last = sequences.last_group_id(self)
+        return Identified(known, range(last + 1, last + 1 + len(uids)), has_children=False)
+
+    def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Read the rows, with large payloads as blobs."""
+        return blobs.read_payloads(self, self._driver, ids)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._core.dialect
+
+    def _run_built(self, statement: Any, values: Mapping[str, Any]) -> Any:
+        if self.watch is not None:
+            options = {"render_postcompile": True}
+            compiled = statement.compile(dialect=self._dialect, compile_kwargs=options)
+            self.watch(self, str(compiled), {**compiled.params, **values})
+        result: Any = self._core.execute(statement, values)
+        return result.all() if result.returns_rows else result.rowcount
