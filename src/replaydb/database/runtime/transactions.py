@@ -326,15 +326,17 @@ class Database:
                 return
             try:
                 async with asyncio.timeout_at(end or end_in(allowance())):
-                    await self._dispose()
+                    await self._until_idle()
+                    await self._disconnect()
             except TimeoutError:
                 logger.warning(
                     "%s: closing timed out; open connections are terminated", self.backend.shown
                 )
                 await self.backend.run_in_loop(self._cut_off())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CUT_OFF_SECONDS):
-                        await self._dispose()
+                for step in (self._until_idle, self._disconnect):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(CUT_OFF_SECONDS):
+                            await step()
             self._is_closed = True
             await self.backend.end_loop()
 
@@ -358,8 +360,10 @@ class Database:
         """Convert a deadline to a time of the backend's event loop."""
         return None if end is None else self.backend.loop_time(end)
 
-    async def _dispose(self) -> None:
+    async def _until_idle(self) -> None:
         await self.backend.run_in_loop(self._idle.wait())
+
+    async def _disconnect(self) -> None:
         await self.signal.aclose()
         await self.backend.run_in_loop(self._close_connections())
 

@@ -137,6 +137,8 @@ class SqliteConnection(aiosqlite.Connection):
         """End the thread, only once: calls that are sent to it later would never be answered."""
         if not self._ended:
             self._ended = True
+            # aiosqlite does not close the connection if its opening was cancelled.
+            self._tx.put_nowait((None, self._disconnect))
             self._ending = super().stop()
         return self._ending
 
@@ -175,6 +177,10 @@ class SqliteConnection(aiosqlite.Connection):
                 self.undo()
             raise
         return result
+
+    def _disconnect(self) -> None:
+        if "driver" in vars(self):
+            self.driver.close()
 
     async def _until_idle(self) -> None:
         """Wait until the thread has run all that was sent to it."""

@@ -31,6 +31,7 @@ class Pool:
         self._num_free = size  # connections that may still be opened
         self._waits = waits
         self._is_used_once = is_used_once
+        self._is_closed = False
         self._idle: list[SqliteConnection] = []
         self._used: set[SqliteConnection] = set()
         #: Each gets a connection, or None if it may open one.
@@ -58,10 +59,12 @@ class Pool:
         try:
             yield one
         finally:
-            if one.is_usable and one.is_open:
-                await run_to_completion(one.run(one.undo, math.inf))
-            self._used.discard(one)
-            await self._release(one)
+            try:
+                if one.is_usable and one.is_open:
+                    await run_to_completion(one.run(one.undo, math.inf))
+            finally:  # even if the caller was cancelled once more
+                self._used.discard(one)
+                await self._release(one)
 
     def cut_off(self) -> None:
         """Interrupt what runs."""
@@ -69,7 +72,8 @@ class Pool:
             one.cut_off()
 
     async def close(self) -> None:
-        """Close the connections, none of which is in use."""
+        """Close the connections; one that is still in use after a timeout, when it is released."""
+        self._is_closed = True
         while self._idle:
             self._num_free += 1
             await run_to_completion(self._idle.pop().close())
@@ -97,7 +101,7 @@ class Pool:
             raise
 
     async def _release(self, one: SqliteConnection) -> None:
-        if one.is_usable and not self._is_used_once():
+        if one.is_usable and not (self._is_closed or self._is_used_once()):
             self._pass_on(one)
             return
         self._pass_on(None)
