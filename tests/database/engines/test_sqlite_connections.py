@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,31 @@ async def test_a_snapshot_that_outlives_its_store_closes_its_connection(
         await store.close()
     await asyncio.sleep(0.1)
     assert _is_closed(tmp_path)
+
+
+async def test_text_that_is_not_utf8_does_not_keep_the_snapshot_of_a_call(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """The statement that failed was still running, so later writes waited for its snapshot."""
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put([group(), group()])
+        _set_reasons(tmp_path, "CAST(x'ff41' AS TEXT)")
+        with pytest.raises(rdb.DatabaseError, match="UTF-8") as of_reader:
+            await buffer.find()
+        with pytest.raises(rdb.DatabaseError, match="UTF-8") as of_writer:
+            await buffer.sample(2)
+        _set_reasons(tmp_path, "NULL")
+        assert len(await buffer.find()) == 2
+        assert len(await buffer.sample(2, timeout=10)) == 2
+        assert await buffer.put(group(), timeout=10) > ids
+    assert of_reader.value is not of_writer.value  # both are kept, with their tracebacks
+
+
+def _set_reasons(folder: Path, value: str) -> None:
+    [file] = folder.glob("*.db")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(f"UPDATE episode_group SET status_reason = {value}")  # noqa: S608
 
 
 def _pool(transactions: Any) -> Any:

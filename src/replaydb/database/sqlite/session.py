@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,10 +55,12 @@ class SqliteSession(Session):
         parameters = plan.parameters(statement.values)
         if self.watch is not None:
             self.watch(self, plan.sql, parameters)
-        cursor = self._driver.execute(plan.sql, parameters)
-        if cursor.description is None:
-            return cursor.rowcount
-        return plan.rows(cursor.fetchall(), cursor.description)
+        # Not left to the garbage collector: after an error of `fetchall` itself, such as for text
+        # that is not UTF-8, the statement would keep the snapshot of its transaction.
+        with closing(self._driver.execute(plan.sql, parameters)) as cursor:
+            if cursor.description is None:
+                return cursor.rowcount
+            return plan.rows(cursor.fetchall(), cursor.description)
 
     def run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement once for each row."""
