@@ -11,6 +11,7 @@ from sqlalchemy import delete, insert, select
 
 from replaydb import Buffer, EpisodeGroup, Store
 from replaydb.database.postgresql.combined_writes import MAX_BYTES
+from replaydb.database.repository.groups import select_facts
 from replaydb.database.repository.lineage import insert_draw_groups, insert_known_draw
 from replaydb.database.repository.puts import insert_groups
 from replaydb.database.repository.tasks import update_tasks
@@ -184,3 +185,23 @@ async def test_postponed_writes_of_a_failed_transaction_are_discarded(store: Sto
         await store._database.write(work)
     await (await store.buffer("math")).put(groups(1))
     assert "never" not in {one.name for one in await store.runs()}
+
+
+@pytest.mark.parametrize("size", [1, MAX_BYTES + 1], ids=["small", "large"])
+async def test_later_reads_see_nothing_that_was_postponed_after_them(
+    store: Store, buffer: Buffer, size: int
+) -> None:
+    """Neither if all is sent in one statement, nor if it is too large for that."""
+    [group_id] = await buffer.put(group("a"))
+    found: list[Any] = []
+
+    def work(session: Session) -> None:
+        session.read_later([select_facts(buffer.id, [group_id])], found.append)
+        changes = {"group_id": group_id, "status_reason": "x" * size}
+        session.postpone(Write(update_each_group(), [changes]))
+
+    await store._database.write(work)
+    [[[row]]] = found
+    assert row.status_reason is None
+    [info] = await buffer.find()
+    assert info.status_reason == "x" * size

@@ -109,7 +109,7 @@ class PostgresqlSession(Session):
     def send(self, last: Bound[Any] | None = None) -> Any:
         """Send what was postponed, and a statement with it. Return the result of that."""
         writes, self._writes = self._writes, []
-        if last is None or self._later is None:
+        if last is None or self._later is None or not combined_writes.fit_together(writes):
             if writes:
                 self._read_now()
             return self._write_together(writes, last)
