@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Store
+from replaydb.database.engines import backend_for
+from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite import begin
 from support.groups import group
 
@@ -101,6 +104,27 @@ async def test_text_that_is_not_utf8_does_not_keep_the_snapshot_of_a_call(
         assert len(await buffer.sample(2, timeout=10)) == 2
         assert await buffer.put(group(), timeout=10) > ids
     assert of_reader.value is not of_writer.value  # both are kept, with their tracebacks
+
+
+async def test_a_cancelled_change_of_the_tables_runs_no_more_statements(sqlite_url: str) -> None:
+    """An interrupt of SQLite ends only a statement that is running."""
+    num_run = 0
+    has_begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def work(session: Session) -> None:
+        nonlocal num_run
+        for _ in range(20):
+            session.core.execute(select(1))
+            num_run += 1
+            loop.call_soon_threadsafe(has_begun.set)
+            time.sleep(0.05)
+
+    changing = asyncio.create_task(backend_for(sqlite_url).schema.change(work))
+    await has_begun.wait()
+    changing.cancel()
+    await asyncio.wait([changing])
+    assert changing.cancelled()
+    assert num_run < 20
 
 
 def _set_reasons(folder: Path, value: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Executable, Insert, Update, create_engine
+from sqlalchemy import Connection, Dialect, Executable, Insert, Update, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from replaydb.database.runtime.prepared import Bound, Write, plan_of
@@ -37,6 +37,7 @@ class SqliteSession(Session):
             pool_reset_on_return=None,
             hide_parameters=True,
         )
+        event.listen(engine, "before_cursor_execute", lambda *_: check())
         self._core = engine.connect()  # now: for the first connection it ends any transaction
 
     @property
