@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from contextlib import closing
@@ -15,6 +16,7 @@ from sqlalchemy import select
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
+from replaydb.database.runtime.prepared import plan_of
 from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite import begin
 from support.groups import group
@@ -104,6 +106,19 @@ async def test_text_that_is_not_utf8_does_not_keep_the_snapshot_of_a_call(
         assert len(await buffer.sample(2, timeout=10)) == 2
         assert await buffer.put(group(), timeout=10) > ids
     assert of_reader.value is not of_writer.value  # both are kept, with their tracebacks
+
+
+async def test_a_further_connection_compiles_no_prepared_statement_again(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        pool = _pool(store._database.reader)
+        await buffer.stats()
+        before, [first] = plan_of.cache_info().misses, pool._idle
+        async with pool.connection(math.inf) as used:
+            assert used is first
+            await buffer.stats()
+        assert plan_of.cache_info().misses == before
 
 
 async def test_a_cancelled_change_of_the_tables_runs_no_more_statements(sqlite_url: str) -> None:

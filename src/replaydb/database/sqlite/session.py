@@ -8,13 +8,17 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Executable, Insert, Update, create_engine, event
+from sqlalchemy import Connection, Executable, Insert, Update, create_engine, event
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.pool import StaticPool
 
 from replaydb.database.runtime.prepared import Bound, Write, plan_of
 from replaydb.database.runtime.session import Identified, Session
 from replaydb.database.sqlite import blobs, sequences
 from replaydb.database.statements.episode_group import select_known_uids
+
+#: One for all connections, each of which would otherwise compile every prepared statement again.
+_DIALECT = SQLiteDialect_pysqlite(dbapi=sqlite3)
 
 
 class SqliteSession(Session):
@@ -52,7 +56,7 @@ class SqliteSession(Session):
             return self._run_built(statement, {})
         if not statement.is_cached:
             return self._run_built(statement.statement, statement.values)
-        plan = plan_of(statement.statement, tuple(statement.values), self._dialect)
+        plan = plan_of(statement.statement, tuple(statement.values), _DIALECT)
         parameters = plan.parameters(statement.values)
         if self.watch is not None:
             self.watch(self, plan.sql, parameters)
@@ -68,7 +72,7 @@ class SqliteSession(Session):
         if not rows:
             return
         self._check()
-        plan = plan_of(statement, tuple(rows[0]), self._dialect)
+        plan = plan_of(statement, tuple(rows[0]), _DIALECT)
         parameters = plan.parameters_of_each(rows)
         if self.watch is not None:
             self.watch(self, plan.sql, parameters)
@@ -90,14 +94,10 @@ class SqliteSession(Session):
         """Read the rows, with large payloads as blobs."""
         return blobs.read_payloads(self, self._driver, ids)
 
-    @property
-    def _dialect(self) -> Dialect:
-        return self._core.dialect
-
     def _run_built(self, statement: Any, values: Mapping[str, Any]) -> Any:
         if self.watch is not None:
             options = {"render_postcompile": True}
-            compiled = statement.compile(dialect=self._dialect, compile_kwargs=options)
+            compiled = statement.compile(dialect=_DIALECT, compile_kwargs=options)
             self.watch(self, str(compiled), {**compiled.params, **values})
         result: Any = self._core.execute(statement, values)
         return result.all() if result.returns_rows else result.rowcount
