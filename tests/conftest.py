@@ -15,12 +15,10 @@ import pytest
 
 from replaydb import Buffer, Store
 from replaydb.database import migrations
-from replaydb.database.postgresql import backend as postgresql
-from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Found
-from replaydb.database.sqlite.backend import SqliteBackend
+from replaydb.database.runtime import loop_thread
 from replaydb.database.sqlite.session import SqliteSession
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
@@ -251,8 +249,8 @@ def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let draws read payloads from a snapshot, as for large payloads."""
-    for backend in (SqliteBackend, PostgresqlBackend):
-        monkeypatch.setattr(backend, "small_draw_bytes", -1)
+    for engine in ("sqlite", "postgresql"):
+        monkeypatch.setattr(f"replaydb.database.{engine}.backend.SMALL_DRAW_BYTES", -1)
 
 
 @pytest.fixture(params=["in the draw", "from a snapshot"])
@@ -352,7 +350,7 @@ def pass_time() -> Iterator[Callable[[float], None]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.BaseEventLoop, "time", now)
-        patch.setattr(postgresql, "monotonic", now)
+        patch.setattr(loop_thread, "monotonic", now)
         yield later
 
 

@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.runtime.loop_thread import LoopThread
 from support.groups import groups, long_group
 
 #: Attempts of the other connection to lock all rows: far more than a transaction has statements, so
@@ -149,5 +149,5 @@ def test_a_lock_that_waits_for_a_blocked_client_is_detected(
     async def run_here(backend: object, coroutine: Awaitable[Any]) -> Any:
         return await coroutine
 
-    monkeypatch.setattr(PostgresqlBackend, "run_in_loop", run_here)
+    monkeypatch.setattr(LoopThread, "run", run_here)
     assert not run_blocked(postgresql_url, CALLS["put"], 20).are_released

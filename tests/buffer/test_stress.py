@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, SamplingPolicy, Store
-from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.errors import PostgresqlErrors
 from replaydb.database.repository.puts import OnDuplicate
 from support.groups import episode, group
 from support.invariants import check_invariants
@@ -43,15 +43,15 @@ def seconds(request: pytest.FixtureRequest) -> float:
 def conflicts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the SQLSTATE of every transaction that lost a race, even if it was repeated."""
     seen: list[str] = []
-    is_conflict = PostgresqlBackend.is_conflict
+    is_conflict = PostgresqlErrors.is_conflict
 
-    def noted(backend: PostgresqlBackend, error: BaseException) -> bool:
-        found = is_conflict(backend, error)
+    def noted(errors: PostgresqlErrors, error: BaseException) -> bool:
+        found = is_conflict(errors, error)
         if found and isinstance(error, DBAPIError):
             seen.append(str(getattr(error.orig, "sqlstate", None)))
         return found
 
-    monkeypatch.setattr(PostgresqlBackend, "is_conflict", noted)
+    monkeypatch.setattr(PostgresqlErrors, "is_conflict", noted)
     return seen
 
 

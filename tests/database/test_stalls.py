@@ -459,13 +459,13 @@ async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> Non
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         database = store._database
-        for _ in range(database.backend.concurrent_draws):
+        for _ in range(database.backend.traits.concurrent_draws):
             await database._draws.acquire()
         sample = asyncio.create_task(buffer.sample(1))
         await asyncio.sleep(0.1)
         await asyncio.wait_for(buffer.put(group()), 60)
         assert not sample.done()
-        for _ in range(database.backend.concurrent_draws):
+        for _ in range(database.backend.traits.concurrent_draws):
             database._draws.release()
         assert len(await sample) == 1
 

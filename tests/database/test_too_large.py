@@ -13,9 +13,9 @@ from sqlalchemy import LargeBinary, bindparam, func, insert, literal, select
 
 import replaydb as rdb
 from replaydb import EpisodeGroup, Store
-from replaydb.database.postgresql import combined_reads, messages
+from replaydb.database.postgresql import combined_reads, errors
 from replaydb.database.postgresql.combined_writes import fit_together
-from replaydb.database.postgresql.messages import message_bytes
+from replaydb.database.postgresql.errors import message_bytes
 from replaydb.database.runtime import transactions
 from replaydb.database.runtime.prepared import Bound, Write
 from replaydb.database.runtime.session import Session
@@ -84,7 +84,7 @@ async def test_a_server_that_closes_the_connection(
     proxied_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is all a server tells of a message that is too large. It is sent once."""
-    monkeypatch.setattr(messages, "MAX_BYTES", 15_000)
+    monkeypatch.setattr(errors, "MAX_BYTES", 15_000)
     sent = 0
 
     def rule(message: Message) -> Fate:

@@ -197,7 +197,7 @@ def test_a_read_only_error_of_sqlite(sqlite_url: str) -> None:
     with pytest.raises(sqlite3.OperationalError) as caught:
         connection.execute("DELETE FROM buffer")
     connection.close()
-    typed = backend_for(sqlite_url).translate(caught.value)
+    typed = backend_for(sqlite_url).errors.typed(caught.value)
     assert isinstance(typed, rdb.DatabaseReadOnlyError)
     assert "SQLITE_READONLY" in str(typed)
 
@@ -218,7 +218,7 @@ def test_a_read_only_error_of_sqlite(sqlite_url: str) -> None:
     ],
 )
 def test_errors_of_postgresql_are_typed(error: type[Exception], kind: type[Any]) -> None:
-    typed = backend_for("postgresql://me@host/db").translate(error("reason"))
+    typed = backend_for("postgresql://me@host/db").errors.typed(error("reason"))
     assert type(typed) is kind
     assert "reason" in str(typed)
 
@@ -243,7 +243,7 @@ async def test_an_authentication_method_that_is_not_supported() -> None:
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AssertionError()])
 def test_other_errors_are_not_translated(error: Exception) -> None:
     for url in ("postgresql://me@host/db", "sqlite:///file.db"):
-        assert backend_for(url).translate(error) is None
+        assert backend_for(url).errors.typed(error) is None
 
 
 MOUNTS = """\

@@ -25,8 +25,8 @@ from typing import Any
 import replaydb as rdb
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, Store
-from replaydb.database.postgresql.backend import PostgresqlBackend
-from replaydb.database.sqlite.backend import SqliteBackend
+from replaydb.database.postgresql import backend as postgresql
+from replaydb.database.sqlite import backend as sqlite
 from support.groups import episode
 from support.workers import Worker
 
@@ -166,7 +166,7 @@ def main(url: str, log: str, role: str, seed: int, options: dict[str, Any]) -> N
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, value)
     if seed % 2:  # read payloads as for large groups
-        SqliteBackend.small_draw_bytes = PostgresqlBackend.small_draw_bytes = -1
+        sqlite.SMALL_DRAW_BYTES = postgresql.SMALL_DRAW_BYTES = -1
     if skews := options.get("clocks"):
         shift_clock(skews)
     logging.getLogger("replaydb").setLevel(logging.ERROR)  # warnings are expected

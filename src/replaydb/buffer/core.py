@@ -253,7 +253,7 @@ class BufferCore:
                     ) from error
                 raise
             num_steps += 1
-            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+            await self._database.let_others_in()
         self._database.signal.announce()
 
     def _is_maintenance_due(self, session: Session) -> bool:
@@ -296,7 +296,7 @@ class BufferCore:
         while left:
             left, seconds = await self._write(work, end, announces=False)
             size = aging.next_size(size, seconds)
-            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+            await self._database.let_others_in()
         self._database.signal.announce()
 
     async def _advance(self, work: Work[Advance], first_end: float | None = None) -> int:

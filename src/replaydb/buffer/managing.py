@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -247,7 +246,7 @@ class Managing(Inspecting):
 
         while self._row.pending_tags:
             self._set_row(await self._write(work, announces=False))
-            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
+            await self._database.let_others_in()
 
     async def copy_to(
         self,

@@ -272,7 +272,7 @@ class Putting(BufferCore):
         await self._additions.give_up()
 
     def _settling_seconds(self) -> float:
-        return self._database.backend.settling_seconds
+        return self._database.backend.traits.settling_seconds
 
     async def _put_copies(self, copies: Sequence[EpisodeGroup], run: RunInfo | None) -> None:
         """Store copies of groups of a run of this or another store. Known uids are ignored."""

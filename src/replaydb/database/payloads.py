@@ -206,7 +206,7 @@ class Payloads:
         async with self._call():
             payload_store = await self._located(end)
             pack = Pack(payload_store.new_name(), 0, time.monotonic())
-            sync = self._database.backend.syncs
+            sync = self._database.backend.traits.syncs
             data = [one.data for one in new]
             offsets = await payload_store.write(pack.name, data, sync=sync, end=end)
         pack.num_bytes = offsets[-1] + len(new[-1].data)

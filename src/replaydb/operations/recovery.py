@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -95,7 +94,7 @@ async def _repeat(database: Database, row: BufferRow, step: Callable[[LockedBuff
     left = True
     while left:
         left = await _change(database, row, step)
-        await asyncio.sleep(database.backend.turn_seconds)  # lets waiting writers in
+        await database.let_others_in()
 
 
 async def _change(database: Database, row: BufferRow, change: Callable[[LockedBuffer], T]) -> T:

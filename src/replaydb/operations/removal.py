@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -355,7 +354,7 @@ class _Deletion:
                 self._add(step.removal)
                 size = int(size * STEP_SECONDS / max(step.seconds, STEP_SECONDS / 2)) or 1
                 size = min(size, LONGEST_STEP)
-                await asyncio.sleep(self._database.backend.turn_seconds)  # lets other writers in
+                await self._database.let_others_in()
         self._database.signal.announce()
 
     async def read(self, work: Callable[[Session], T]) -> T:

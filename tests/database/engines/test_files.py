@@ -148,7 +148,7 @@ async def test_a_disk_that_is_full_at_open(
 def test_no_space_for_the_shm_file(sqlite_url: str) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
-    assert isinstance(backend_for(sqlite_url).translate(error), rdb.DatabaseFullError)
+    assert isinstance(backend_for(sqlite_url).errors.typed(error), rdb.DatabaseFullError)
 
 
 def delete(path: Path) -> None:

@@ -176,8 +176,8 @@ async def _every_await(context: AttackContext, name: str) -> None:
 def _counted_there(backend: Any, countdown: Countdown) -> Iterator[None]:
     """Also count waits in the event loop of PostgreSQL. Transactions of SQLite have none."""
     if isinstance(backend, PostgresqlBackend):
-        run = backend.run_in_loop
-        with patch.object(backend, "run_in_loop", lambda call: run(countdown.there(call))):
+        run = backend.loop.run
+        with patch.object(backend.loop, "run", lambda call: run(countdown.there(call))):
             yield
     else:
         yield

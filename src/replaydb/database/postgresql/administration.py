@@ -39,7 +39,7 @@ class PostgresqlAdministration:
             async with asyncio.timeout_at(end):
                 return [await pooler.finding(self._backend.url)]
         except Exception as error:
-            raise self._backend.translate(error) or error from error
+            raise self._backend.errors.typed(error) or error from error
 
     def examine(self, session: Session) -> list[Finding]:
         """Check the server, its settings and the state of the tables."""

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.util import await_only
 
 from replaydb.database.postgresql import combined_reads, combined_writes, sequences
-from replaydb.database.postgresql.messages import message_bytes
+from replaydb.database.postgresql.errors import message_bytes
 from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
 from replaydb.database.runtime.session import Identified, Session
 from replaydb.database.statements.payload import select_payloads

@@ -199,8 +199,8 @@ class PostgresqlTransactions:
     async def _check_after(self, connection: AsyncConnection, error: Exception, end: float) -> None:
         """Check for lost commits after an error, unless the transaction will be run again."""
         backend = self._backend
-        is_lost_race = backend.is_conflict(error) or isinstance(error, LostRaceError)
-        if connection.invalidated or backend.is_outage(error) or is_lost_race:
+        is_lost_race = backend.errors.is_conflict(error) or isinstance(error, LostRaceError)
+        if connection.invalidated or backend.errors.is_outage(error) or is_lost_race:
             return
         try:
             async with asyncio.timeout_at(end):
@@ -223,7 +223,7 @@ class PostgresqlTransactions:
         try:
             await connection.commit()
         except Exception as error:
-            if not backend.is_outage(error):
+            if not backend.errors.is_outage(error):
                 raise
             logger.warning("%s: reading the outcome of a commit after: %s", backend.shown, error)
             if not await self._was_committed(transaction, max(end, least) + COMMIT_SECONDS):

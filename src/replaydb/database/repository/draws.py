@@ -223,7 +223,7 @@ class _Drawing:
 
         # Of payloads in packs, only the locations are read here.
         in_packs = buffer.row.uses_payload_store
-        is_small = in_packs or self._num_bytes <= backend.small_draw_bytes
+        is_small = in_packs or self._num_bytes <= backend.traits.small_draw_bytes
         is_small &= not self._request.is_large
         loads = self._request.loads
         in_snapshot = loads and not (is_small or backend.has_one_connection)

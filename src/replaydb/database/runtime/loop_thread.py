@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 from weakref import finalize
 
@@ -71,6 +72,10 @@ class LoopThread:
         finally:
             del call, error  # which would keep this frame alive, and with it what failed
         return cast("T", value)
+
+    def time(self, time: float) -> float:
+        """Convert a time of the caller's loop. That of the thread has the usual clock."""
+        return time - asyncio.get_running_loop().time() + monotonic()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call a function in the thread, soon. Does nothing if the thread does not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Index
 from sqlalchemy.schema import ExecutableDDLElement
@@ -30,20 +30,42 @@ class LostRaceError(Exception):
     """Raised by work if another transaction was faster: the work must be run again."""
 
 
+class Traits(NamedTuple):
+    """What calls take into account of an engine.
+
+    Attributes:
+        small_draw_bytes: A draw of at most this many bytes also reads its payloads before it
+            commits: holding its locks for that time costs less than a snapshot.
+        concurrent_draws: Draws that may use a reader at the same time. Other reads use the
+            remaining readers.
+        turn_seconds: Pause between two transactions of a call, so that others that wait for a lock
+            can get it.
+        settling_seconds: How long after its deadline a call may still determine the outcome of its
+            commit.
+        syncs: Whether this process makes commits survive a power cut, as far as it can.
+    """
+
+    small_draw_bytes: int
+    concurrent_draws: int
+    turn_seconds: float
+    settling_seconds: float
+    syncs: bool
+
+
 class Backend(Protocol):
     """One database engine."""
 
     #: Whether writes are refused.
     read_only: bool
-    #: A draw of at most this many bytes also reads its payloads before it commits: holding its
-    #: locks for that time costs less than a snapshot.
-    small_draw_bytes: int
-    #: Whether this process makes commits survive a power cut, as far as it can.
-    syncs: bool
-    #: Draws that may use a reader at the same time. Other reads use the remaining readers.
-    concurrent_draws: int
-    #: Pause between two transactions of a call, so that others that wait for a lock can get it.
-    turn_seconds: float
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages, without passwords."""
+
+    @property
+    def traits(self) -> Traits:
+        """What calls take into account."""
+        ...
 
     @property
     def has_one_connection(self) -> bool:
@@ -54,8 +76,14 @@ class Backend(Protocol):
         ...
 
     @property
-    def settling_seconds(self) -> float:
-        """How long after its deadline a call may still determine the outcome of its commit."""
+    def errors(self) -> Errors:
+        """The meaning of errors."""
+        ...
+
+    @property
+    def loop(self) -> Loop:
+        """The event loop in which all connections are used."""
+        ...
 
     @property
     def schema(self) -> SchemaChanges:
@@ -67,33 +95,20 @@ class Backend(Protocol):
         """What an administrator asks of the database."""
         ...
 
-    @property
-    def shown(self) -> str:
-        """The URL for messages, without passwords."""
-
     def writer(self, waits: Waits) -> Transactions:
         """Return connections for transactions that write. It is one if the engine needs that."""
 
     def reader(self, waits: Waits) -> Transactions:
         """Return connections for read-only transactions, each of which reads one snapshot."""
 
-    def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Run a coroutine in the event loop in which all connections of this backend are used.
-
-        If the caller is cancelled, the coroutine is cancelled, and has ended when this returns.
-        """
-
-    def loop_time(self, time: float) -> float:
-        """Convert a time of the caller's event loop to a time of that loop."""
-        ...
-
-    async def end_loop(self) -> None:
-        """End that event loop, if it is not the caller's."""
-
     def signal(self) -> Signal:
         """Return the signal of commits, also of other processes, which wakes waiting coroutines."""
 
-    def translate(self, error: BaseException) -> ReplayDBError | None:
+
+class Errors(Protocol):
+    """What errors mean, of the driver, the network and the system."""
+
+    def typed(self, error: BaseException) -> ReplayDBError | None:
         """Return the typed error for an error of the driver; None for other errors."""
 
     def is_conflict(self, error: BaseException) -> bool:
@@ -101,6 +116,23 @@ class Backend(Protocol):
 
     def is_outage(self, error: BaseException) -> bool:
         """Whether the database or the network was unavailable, and may recover by itself."""
+
+
+class Loop(Protocol):
+    """An event loop that may be another one than that of the caller."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Run a coroutine in it.
+
+        If the caller is cancelled, the coroutine is cancelled, and has ended when this returns.
+        """
+
+    def time(self, time: float) -> float:
+        """Convert a time of the caller's event loop to a time of this one."""
+        ...
+
+    async def close(self) -> None:
+        """End it, if it is not the caller's."""
 
 
 class Transactions(Protocol):

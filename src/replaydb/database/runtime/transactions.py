@@ -86,7 +86,7 @@ class Database:
         self.writer = backend.writer(self._waits)
         self.reader = backend.reader(self._waits)
         self.signal = backend.signal()
-        self._draws = asyncio.Semaphore(backend.concurrent_draws)
+        self._draws = asyncio.Semaphore(backend.traits.concurrent_draws)
         self._open = True
         self._is_closed = False
         self._closing = asyncio.Lock()
@@ -124,7 +124,7 @@ class Database:
         end = self._there(end)
         if gate is None:
             return self._run(self._write(work, end))
-        answer_by = self.backend.loop_time(gate.answer_by)
+        answer_by = self.backend.loop.time(gate.answer_by)
         return self._run(self._write(work, end, answer_by, undone=gate.open, committing=gate.close))
 
     def write_then_read(
@@ -286,6 +286,10 @@ class Database:
                     # The server may have ended it: a transaction sets the time limits of the call.
                     single = False
 
+    async def let_others_in(self) -> None:
+        """Pause between two transactions of a call, so that others that wait for a lock get it."""
+        await asyncio.sleep(self.backend.traits.turn_seconds)
+
     @asynccontextmanager
     async def snapshot(self, end: float) -> AsyncIterator[Snapshot]:
         """Open one read-only transaction for several reads of the same snapshot.
@@ -299,13 +303,13 @@ class Database:
             DatabaseError: The driver's error, typed. Nothing is run again.
             StoreClosedError: The database was closed.
         """
-        stack, end = AsyncExitStack(), self.backend.loop_time(end)
+        stack, end = AsyncExitStack(), self.backend.loop.time(end)
         try:
             run = await self._run(self._open_snapshot(stack, end))
             yield Snapshot(self, run, end)
         finally:  # also if the caller was cancelled while it was opened
             if self._open:
-                await run_to_completion(self.backend.run_in_loop(stack.aclose()))
+                await run_to_completion(self.backend.loop.run(stack.aclose()))
 
     async def _open_snapshot(self, stack: AsyncExitStack, end: float) -> Run[Any]:
         async with self._call(end) as call:
@@ -332,13 +336,13 @@ class Database:
                 logger.warning(
                     "%s: closing timed out; open connections are terminated", self.backend.shown
                 )
-                await self.backend.run_in_loop(self._cut_off())
+                await self.backend.loop.run(self._cut_off())
                 for step in (self._until_idle, self._disconnect):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(CUT_OFF_SECONDS):
                             await step()
             self._is_closed = True
-            await self.backend.end_loop()
+            await self.backend.loop.close()
 
     @property
     def is_inherited(self) -> bool:
@@ -348,7 +352,7 @@ class Database:
     def _run(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Run a call in the event loop of the backend. After closing, do not begin another one."""
         if self._open and not self.is_inherited:
-            return self.backend.run_in_loop(call)
+            return self.backend.loop.run(call)
         call.close()
         if self._open:
             raise NotSupportedError(
@@ -358,14 +362,14 @@ class Database:
 
     def _there(self, end: float | None) -> float | None:
         """Convert a deadline to a time of the backend's event loop."""
-        return None if end is None else self.backend.loop_time(end)
+        return None if end is None else self.backend.loop.time(end)
 
     async def _until_idle(self) -> None:
-        await self.backend.run_in_loop(self._idle.wait())
+        await self.backend.loop.run(self._idle.wait())
 
     async def _disconnect(self) -> None:
         await self.signal.aclose()
-        await self.backend.run_in_loop(self._close_connections())
+        await self.backend.loop.run(self._close_connections())
 
     async def _close_connections(self) -> None:
         await self.writer.close()
@@ -395,7 +399,7 @@ class Database:
                 f"writers ({error}); nothing was stored, and the call can be repeated"
             ) from error
         except Exception as error:
-            typed = self.backend.translate(error)
+            typed = self.backend.errors.typed(error)
             if typed is None:
                 raise
             if type(typed) is DatabaseError:  # such as a missing table or column
@@ -469,11 +473,11 @@ class _Call:
     async def pause_after(self, error: Exception) -> None:
         """Wait before the next attempt of the transaction, or raise the error of the last one."""
         backend = self._database.backend
-        lost = isinstance(error, LostRaceError) or backend.is_conflict(error)
+        lost = isinstance(error, LostRaceError) or backend.errors.is_conflict(error)
         if lost and self.races < ATTEMPTS - 1:
             pause = random.uniform(0, 0.002 * 2**self.races)  # noqa: S311
             self.races += 1
-        elif backend.is_outage(error) and self._database._open:
+        elif backend.errors.is_outage(error) and self._database._open:
             pause, self._pause = self._pause, min(2 * self._pause, self._longest)
         else:
             raise error

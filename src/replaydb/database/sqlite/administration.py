@@ -61,7 +61,7 @@ class SqliteAdministration:
             finally:
                 await run_to_completion(connection.close())
         except sqlite3.Error as error:
-            raise self._backend.translate(error) or error from error
+            raise self._backend.errors.typed(error) or error from error
 
     def instance(self, session: Session) -> Instance:
         """Look at the file. Its device number is not a fact: it can change with each mount."""

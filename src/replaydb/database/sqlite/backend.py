@@ -3,55 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import sqlite3
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL
-from sqlalchemy.exc import DBAPIError
 
-from replaydb.database.runtime.protocol import T
+from replaydb.database.runtime.protocol import T, Traits
 from replaydb.database.runtime.signals import Signal
 from replaydb.database.runtime.waits import Waits
 from replaydb.database.sqlite import begin
 from replaydb.database.sqlite.administration import SqliteAdministration
 from replaydb.database.sqlite.connection import Begin, SqliteConnection
+from replaydb.database.sqlite.errors import SqliteErrors
 from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.database.sqlite.schema_changes import SqliteSchema
 from replaydb.database.sqlite.transactions import SqliteTransactions
-from replaydb.errors import (
-    DatabaseError,
-    DatabaseFullError,
-    DatabaseReadOnlyError,
-    DatabaseUnavailableError,
-    ReplayDBError,
-)
 from replaydb.util.cancellation import run_to_completion
 
 #: Connections for reads: half of them for draws, the others for everything else.
 READERS = 8
+#: A draw of this size is read in one or two milliseconds.
+SMALL_DRAW_BYTES = 4 << 20
 #: How long SQLite itself waits for a lock. Meanwhile a call cannot be ended or cancelled.
 BUSY_SECONDS = 0.5
 #: Interval at which waiting coroutines poll for commits of other processes: at first, when idle.
 WATCH_SECONDS = (0.002, 0.05)
-
-_TOO_LARGE = (
-    "; a row of SQLite has at most SQLITE_MAX_LENGTH bytes, 10^9 by default. Nothing was stored: "
-    "use smaller values (SQLITE_TOOBIG)"
-)
 
 
 class SqliteBackend:
     """`sqlite:///FILE`."""
 
     has_one_connection = False
-    small_draw_bytes = 4 << 20  # read in one or two milliseconds
-    turn_seconds = 0.006  # waiting writers try every 5 ms: see `_pauses`
-    settling_seconds = math.inf  # a commit is always answered
 
     def __init__(
         self,
@@ -66,9 +51,21 @@ class SqliteBackend:
         self.path = self.file.path
         self.read_only = read_only
         self._readers = pool_size or READERS
-        self.concurrent_draws = max(1, self._readers // 2)
-        self.syncs = durability == "full"
-        self._synchronous = f"PRAGMA synchronous = {'FULL' if self.syncs else 'NORMAL'}"
+        self._syncs = durability == "full"
+        self.errors = SqliteErrors(self.path)
+        self.loop = CallersLoop()
+        self._synchronous = f"PRAGMA synchronous = {'FULL' if self._syncs else 'NORMAL'}"
+
+    @property
+    def traits(self) -> Traits:
+        """What calls take into account."""
+        return Traits(
+            small_draw_bytes=SMALL_DRAW_BYTES,
+            concurrent_draws=max(1, self._readers // 2),
+            turn_seconds=0.006,  # waiting writers try every 5 ms: see `begin`
+            settling_seconds=math.inf,  # a commit is always answered
+            syncs=self._syncs,
+        )
 
     @property
     def schema(self) -> SqliteSchema:
@@ -94,53 +91,9 @@ class SqliteBackend:
         """Return a few connections that cannot write."""
         return self._transactions(self.pragmas_of_reader(), self._readers, waits, begin.deferred)
 
-    def run_in_loop(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Run it in the caller's event loop: each connection has a thread for its transactions."""
-        return coroutine
-
-    def loop_time(self, time: float) -> float:
-        """Return it unchanged: there is one loop."""
-        return time
-
-    async def end_loop(self) -> None:
-        """Do nothing: it is the caller's."""
-
     def signal(self) -> Signal:
         """Return a signal that polls the change counter of the file."""
         return _SqliteSignal(self.file)
-
-    def translate(self, error: BaseException) -> ReplayDBError | None:
-        """Choose the type by the error's name, never by its text."""
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        name = getattr(cause, "sqlite_errorname", None)
-        if isinstance(cause, MemoryError):
-            return DatabaseUnavailableError(f"{self.path}: not enough memory")
-        if isinstance(cause, OSError):
-            return DatabaseUnavailableError(f"{self.path}: {cause.strerror or cause}")
-        if name == "SQLITE_TOOBIG" or isinstance(cause, OverflowError):
-            return DatabaseError(f"{self.path}: {cause}{_TOO_LARGE}")
-        if name is None:
-            # Damage in a file raises such errors: invalid JSON, or text that is not UTF-8.
-            damage = isinstance(cause, sqlite3.Error | json.JSONDecodeError | UnicodeDecodeError)
-            return DatabaseError(f"{self.path}: {cause}") if damage else None
-        kind: type[DatabaseError] = DatabaseError
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the -shm
-            kind = DatabaseFullError
-        elif name.startswith("SQLITE_READONLY"):
-            kind = DatabaseReadOnlyError
-        elif name.startswith(("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY")):
-            kind = DatabaseUnavailableError
-        return kind(f"{self.path}: {cause} ({name})")
-
-    def is_conflict(self, error: BaseException) -> bool:
-        """Return False: after its BEGIN there is no other writer."""
-        return False
-
-    def is_outage(self, error: BaseException) -> bool:
-        """Whether another process blocked the call, as while it resets or recovers the log."""
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        name = getattr(cause, "sqlite_errorname", None) or ""
-        return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
     def pragmas(self, *more: str) -> list[str]:
         """Return the settings of every connection that can write, and more."""
@@ -180,6 +133,21 @@ class SqliteBackend:
             begin=begin_with,
             is_used_once=lambda: file.is_immutable,
         )
+
+
+class CallersLoop:
+    """The event loop of the caller: each connection has a thread for its transactions."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Run it there."""
+        return coroutine
+
+    def time(self, time: float) -> float:
+        """Return it unchanged."""
+        return time
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 class _SqliteSignal(Signal):

@@ -113,4 +113,4 @@ class SqliteSchema:
         except ReplayDBError:
             raise
         except Exception as error:
-            raise self._backend.translate(error) or error from error
+            raise self._backend.errors.typed(error) or error from error
