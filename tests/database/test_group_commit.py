@@ -153,17 +153,50 @@ async def test_a_stalled_commit_without_callers_ends(pass_time: Callable[[float]
 
 async def test_give_up_fails_all_submissions() -> None:
     store = Store()
-    store.after.clear()
+    has_begun, never = asyncio.Event(), asyncio.Event()
+
+    async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        has_begun.set()
+        await never.wait()
+        return items
+
+    store.shared = GroupCommit(commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
     put = store.put(1)
-    while not store.attempts:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await has_begun.wait()
     waiting = store.put(2)
     await asyncio.sleep(0)
     await asyncio.wait_for(store.shared.give_up(), 60)
     for one in (put, waiting):
         with pytest.raises(StoreClosedError):
             await asyncio.wait_for(one, 60)
-    assert store.stored == []
+
+
+async def test_give_up_waits_for_a_commit_under_way() -> None:
+    """A caller that gets an error must not find its submission stored."""
+    store = Store()
+    store.after.clear()
+    put = store.put(1)
+    await store.committing.wait()
+    waiting = store.put(2)
+    giving_up = asyncio.create_task(store.shared.give_up())
+    await asyncio.sleep(0.05)
+    store.after.set()
+    await asyncio.wait_for(giving_up, 60)
+    assert await put == 2
+    with pytest.raises(StoreClosedError):
+        await waiting
+    assert store.stored == [1]
+
+
+async def test_give_up_leaves_the_outcome_of_a_stalled_commit_unknown() -> None:
+    store = Store()
+    store.after.clear()
+    store.settling_seconds = 0.05
+    put = store.put(1)
+    await store.committing.wait()
+    await asyncio.wait_for(store.shared.give_up(), 60)
+    with pytest.raises(OutcomeUnknownError):
+        await put
 
 
 async def test_a_timeout_before_the_commit() -> None:

@@ -64,6 +64,7 @@ class Gate:
     def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
         self._batch = batch
         self._is_open = True
+        self._is_refused = False
         self._lock = threading.Lock()
 
     @property
@@ -79,9 +80,15 @@ class Gate:
     def close(self) -> None:
         """Let no more callers withdraw, or raise `WithdrawnError` if some have."""
         with self._lock:
-            if any(caller.answer.cancelled() for caller in self._batch):
+            if self._is_refused or any(caller.answer.cancelled() for caller in self._batch):
                 raise WithdrawnError
             self._is_open = False
+
+    def refuse(self) -> bool:
+        """Withdraw all submissions. Returns False if they may be committed at the moment."""
+        with self._lock:
+            self._is_refused = True
+            return self._is_open
 
     def withdraw(self, caller: _Waiting[Any, Any]) -> bool:
         """Withdraw a submission if the gate is open. Returns True if it will not be stored."""
@@ -170,10 +177,7 @@ class GroupCommit(Generic[Item, Result]):
                     raise DatabaseUnavailableError("no answer in time; nothing was stored")
             if not one.answer.done():
                 self._abandon(one)
-                raise OutcomeUnknownError(
-                    "no answer in time; the write may have been committed or not. Repeating the "
-                    "call is safe if it names the rows it writes, such as by group_uid"
-                )
+                raise _outcome_unknown()
         except asyncio.CancelledError:
             if not self._withdraw(one):  # a running commit must not take effect after the return
                 await run_to_completion(_answered(one, self._settling_seconds()))
@@ -219,12 +223,21 @@ class GroupCommit(Generic[Item, Result]):
                 try:
                     await asyncio.wait([running.task])
                 except asyncio.CancelledError:
-                    running.task.cancel()
-                    await run_to_completion(asyncio.wait([running.task]))
-                    _fail(running.batch, StoreClosedError())
+                    await run_to_completion(self._end(running))
                     raise
                 finally:
                     self._running = None
+
+    async def _end(self, running: _Running[Item, Result]) -> None:
+        """Cancel a transaction, unless it is being committed, and answer its callers."""
+        is_unknown = False
+        if not running.gate.refuse():
+            await _done(running.task, self._settling_seconds())
+            is_unknown = not running.task.done()
+        running.task.cancel()
+        await asyncio.wait([running.task])
+        self._answer_all(running)
+        _fail(running.batch, _outcome_unknown() if is_unknown else StoreClosedError())
 
     def _attempts(
         self, batch: Sequence[_Waiting[Item, Result]]
@@ -293,7 +306,18 @@ class GroupCommit(Generic[Item, Result]):
 
 def _answered(caller: _Waiting[Any, Any], seconds: float) -> Awaitable[object]:
     """Wait for the answer to a submission, for at most this many seconds."""
-    return asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
+    return _done(caller.answer, seconds)
+
+
+def _done(future: asyncio.Future[Any], seconds: float) -> Awaitable[object]:
+    return asyncio.wait([future], timeout=None if seconds == math.inf else seconds)
+
+
+def _outcome_unknown() -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        "no answer in time; the write may have been committed or not. Repeating the call is safe "
+        "if it names the rows it writes, such as by group_uid"
+    )
 
 
 def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:
