@@ -51,8 +51,9 @@ _EXECUTING: dict[CodeType, str] = {
     DefaultDialect.do_execute.__code__: "statement",
     DefaultDialect.do_executemany.__code__: "statement",
     DefaultDialect.do_execute_no_params.__code__: "statement",
-    PostgresqlSession._on_driver.__code__: "sql",
 }
+#: The function that passes the SQL of its variable `plan` to asyncpg.
+_OF_POSTGRESQL = PostgresqlSession._await.__code__
 #: Functions that run the SQL of their variable `plan` with a method of SQLite's driver.
 _OF_SQLITE = (SqliteSession.run.__code__, SqliteSession.run_many.__code__)
 _VERB = re.compile(r"\w+")
@@ -169,7 +170,9 @@ def _passed_sql(frame: FrameType, happened: str, called: Any) -> str | None:
     code, sql = frame.f_code, None
     if happened == "call" and code in _EXECUTING:
         sql = frame.f_locals[_EXECUTING[code]]
-    elif happened == "c_call" and code in _OF_SQLITE and called.__name__.startswith("execute"):
+    elif (happened == "call" and code is _OF_POSTGRESQL) or (
+        happened == "c_call" and code in _OF_SQLITE and called.__name__.startswith("execute")
+    ):
         sql = frame.f_locals["plan"].sql
     return sql
 

@@ -13,6 +13,7 @@ from sqlalchemy import select, text, update
 import replaydb as rdb
 from replaydb import Store, operations
 from replaydb.database.runtime import transactions
+from replaydb.database.runtime.transactions import Database
 from replaydb.database.tables.schema import buffer as buffer_table
 from replaydb.database.tables.schema import cursor, draw, draw_group, lease, task
 from replaydb.operations import removal
@@ -40,11 +41,11 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Awaitable[object]]:
     """Calls of other processes, one after each step."""
     calls: list[Awaitable[object]] = []
 
-    async def others_turn(_: float) -> None:
+    async def others_turn(_: Database) -> None:
         if calls:
             await calls.pop(0)
 
-    monkeypatch.setattr(removal, "asyncio", SimpleNamespace(sleep=others_turn))
+    monkeypatch.setattr(Database, "let_others_in", others_turn)
     return calls
 
 

@@ -45,7 +45,8 @@ async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 async def prove(connection: AsyncConnection, known: Acknowledged) -> bool:
-    """Run the last statement of a write."""
+    """Run the last statement of a write, in the transaction of SQLAlchemy's connection."""
+    await connection.execute(select(1))
     return await connection.run_sync(lambda core: commits.prove(PostgresqlSession(core), known))
 
 
@@ -156,9 +157,9 @@ async def test_commits_after_a_snapshot_are_not_required(
     loop, execute = asyncio.get_running_loop(), Connection.execute
     has_snapshot, has_committed = asyncio.Event(), threading.Event()
 
-    async def execute_and_wait(self: Connection, query: str, **options: Any) -> str:
+    async def execute_and_wait(self: Connection, query: str, *values: Any, **options: Any) -> str:
         sets_limits = "READ ONLY" in query and bool(self.first_statement)
-        result = await execute(self, query, **options)
+        result = await execute(self, query, *values, **options)
         if sets_limits:
             loop.call_soon_threadsafe(has_snapshot.set)
             await asyncio.to_thread(has_committed.wait, 30)

@@ -102,25 +102,25 @@ class PostgresqlBackend:
 
     def writer(self, waits: Waits) -> PostgresqlTransactions:
         """Return connections for READ COMMITTED transactions, which lock what they depend on."""
-        engine = self.engine(isolation_level="READ COMMITTED", **self._pool)
+        engine = self.engine(isolation_level="AUTOCOMMIT", **self._pool)
         event.listen(engine.sync_engine, "connect", read_types)
         return PostgresqlTransactions(self, engine, self._most, waits)
 
     def reader(self, waits: Waits) -> PostgresqlTransactions:
         """Return connections for REPEATABLE READ snapshots."""
-        engine = self.reader_engine(**self._pool)
+        engine = self.engine(self._reading(), isolation_level="AUTOCOMMIT", **self._pool)
         return PostgresqlTransactions(self, engine, self._most, waits)
 
-    def reader_engine(self, **options: Any) -> AsyncEngine:
-        """Return an engine for snapshots.
+    def reader_engine(self) -> AsyncEngine:
+        """Return an engine for snapshots, without a pool."""
+        engine = self.engine(self._reading(), isolation_level="REPEATABLE READ", poolclass=NullPool)
+        return engine.execution_options(postgresql_readonly=True)
 
-        If the store is opened read-only, a query uses one core of the server.
-        """
+    def _reading(self) -> Mapping[str, str]:
+        """Return settings of readers: in a store that only reads, a query uses one core."""
         # PgBouncer refuses parameters that it does not know.
         alone = self.read_only and not self.url.through_pgbouncer
-        settings = {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
-        engine = self.engine(settings, isolation_level="REPEATABLE READ", **options)
-        return engine.execution_options(postgresql_readonly=True)
+        return {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
 
     def signal(self) -> Signal:
         """Return a signal that uses LISTEN and NOTIFY, on its own connections."""

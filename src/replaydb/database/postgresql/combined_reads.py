@@ -111,7 +111,7 @@ class _Records(UserDefinedType[Sequence[Any]]):
         make = cast("Any", namedtuple)("Row", columns.keys(), rename=True)._make
         readers = []
         for at, kind in enumerate(column.type for column in columns):
-            read = kind.dialect_impl(dialect).result_processor(dialect, _NUMERIC)
+            read = kind.dialect_impl(dialect).result_processor(dialect, NUMERIC)
             if read is not None:
                 readers.append((at, read))
 
@@ -129,4 +129,4 @@ class _Records(UserDefinedType[Sequence[Any]]):
 
 #: PostgreSQL's id of a type. Only conversions of numbers depend on that of the column, which is not
 #: known here. The one for this type also accepts doubles.
-_NUMERIC = 1700
+NUMERIC = 1700

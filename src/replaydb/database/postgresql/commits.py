@@ -188,7 +188,7 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
     session.
 
     Args:
-        engine: A READ COMMITTED engine that connects to the current primary.
+        engine: An engine in autocommit that connects to the current primary.
         transaction: A transaction of a connection that is no longer used.
         end: Deadline, a time of the event loop.
 
@@ -213,6 +213,9 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
 async def _read_outcome(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
     seconds = end - asyncio.get_running_loop().time()
     await set_limits(connection, seconds, IDLE_IN_TRANSACTION_SECONDS, is_local=True)
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    begun = driver.transaction(isolation="read_committed")
+    await begun.start()
 
     def work(core: Connection) -> int:
         session = PostgresqlSession(core)
@@ -221,7 +224,7 @@ async def _read_outcome(connection: AsyncConnection, transaction: Transaction, e
         return int(number)
 
     number = await connection.run_sync(work)
-    await connection.commit()
+    await begun.commit()
     return number == transaction.number
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from replaydb.database.urls import PostgresqlURL
@@ -26,6 +26,8 @@ _KEEP_ALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 30_000,
 }
+#: Prepared statements of a connection.
+STATEMENTS = 200
 _SINCE = "replaydb.connected_at"
 #: Arrays of all types of which statements that write bind or return arrays.
 _ARRAYS = """
@@ -86,7 +88,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection
                 server_settings=dict(settings),
                 direct_tls=url.direct_tls,
                 # Behind PgBouncer each transaction may use another connection of the server.
-                statement_cache_size=100 if url.prepares else 0,
+                statement_cache_size=STATEMENTS if url.prepares else 0,
+                max_cacheable_statement_size=0,  # no maximum: combined statements are long
             )
             _keep_alive(connection)
             return connection
@@ -126,6 +129,11 @@ def read_types(connection: Any, _record: ConnectionPoolEntry) -> None:
     would often be while the first transactions of a connection hold locks.
     """
     connection.run_async(lambda driver: driver.fetch(_ARRAYS))
+
+
+def connected_at(connection: AsyncConnection) -> float:
+    """Return when a connection was opened, by `monotonic`."""
+    return float(connection.info[_SINCE])
 
 
 class ConnectionLog:

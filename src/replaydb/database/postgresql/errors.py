@@ -57,22 +57,22 @@ class PostgresqlErrors:
 
     def typed(self, error: BaseException) -> ReplayDBError | None:
         """Choose the type by SQLSTATE, never by the error's text."""
-        cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
+        cause = cause_of(error)
         state = getattr(cause, "sqlstate", None)
         if isinstance(cause, MemoryError):
             return DatabaseUnavailableError(f"{self._shown}: not enough memory")
-        if (reason := _refusal(error)) is not None:
-            return DatabaseError(f"{self._shown}: {reason}")
+        if isinstance(cause, RefusedStatementError):
+            return DatabaseError(f"{self._shown}: {cause}")
         if state is None:
-            if isinstance(
-                cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
-            ) or isinstance(error, DBAPIError):
+            if isinstance(error, DBAPIError | LostConnectionError) or isinstance(
+                cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError
+            ):
                 reason = str(cause) or "no answer in time"  # a TimeoutError has no text
                 hint = standby.HINT if self.is_standby else ""
                 return DatabaseUnavailableError(f"{self._shown}: {reason}{hint}")
             return None
         if state == sequences.UNIQUE_VIOLATION:
-            reason = sequences.explain(cause)
+            reason = sequences.explain(cause, _text(cause))
             return DatabaseError(f"{self._shown}: {reason} (SQLSTATE {state})")
         kind: type[DatabaseError] = DatabaseError
         if state == "53100":
@@ -84,71 +84,90 @@ class PostgresqlErrors:
         hint = _HINTS.get(state, "")
         if self.is_standby and (state[:2] == "08" or state in {"40001", "57P01"}):
             kind, hint = DatabaseUnavailableError, standby.HINT
-        return kind(f"{self._shown}: {cause} (SQLSTATE {state}){hint}")
+        return kind(f"{self._shown}: {_text(cause)} (SQLSTATE {state}){hint}")
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether the transaction lost a race against another client and was rolled back."""
-        if not isinstance(error, DBAPIError):
-            return False
-        state = getattr(error.orig, "sqlstate", None)
+        cause = cause_of(error)
+        state = getattr(cause, "sqlstate", None)
         if state == sequences.UNIQUE_VIOLATION:
-            return sequences.is_race(error.orig)
+            return sequences.is_race(cause)
         return state in _CONFLICTS
 
     def is_outage(self, error: BaseException) -> bool:
-        """Whether the connection broke, or none can be opened at the moment.
-
-        A server also closes the connection if a message is too large, which no other attempt helps.
-        """
-        if _is_too_large(error):
-            return False
-        if isinstance(error, DBAPIError):
-            if error.connection_invalidated:
-                return True
-            error = error.orig or error
-        if isinstance(error.__cause__, asyncpg.TargetServerAttributeNotMatched):
-            return True  # until a standby is promoted, no host accepts writes
-        # The server has ended the connection, or has announced that. SQLAlchemy detects neither
-        # while it prepares a new connection.
-        if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+        """Whether the connection broke, or none can be opened at the moment."""
+        if isinstance(error, LostConnectionError):
             return True
-        state = getattr(error, "sqlstate", None) or ""
-        return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
+        if isinstance(error, DBAPIError) and error.connection_invalidated:
+            return True
+        cause = cause_of(error)
+        if isinstance(cause, asyncpg.TargetServerAttributeNotMatched):
+            return True  # until a standby is promoted, no host accepts writes
+        # The server has ended the connection, or has announced that, before its first statement.
+        if isinstance(cause, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            return True
+        state = getattr(cause, "sqlstate", None) or ""
+        return isinstance(cause, OSError) or state[:2] == "08" or state in _OUTAGES
+
+
+def _text(error: BaseException) -> str:
+    """Return the message of an error of the server. Its details may contain values."""
+    return str(error.args[0]) if error.args else str(error)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error of the driver or of the network that led to an error."""
+    if isinstance(error, DBAPIError):
+        error = error.orig or error
+        return error.__cause__ or error
+    if isinstance(error, LostConnectionError):
+        return error.__cause__ or error
+    return error
 
 
 #: A server closes the connection when it receives a message of 2^30 bytes or more.
 MAX_BYTES = 1_000_000_000
 
 
-def _is_too_large(error: BaseException) -> bool:
-    """Whether the parameters of a statement that has failed do not fit into one message.
+class RefusedStatementError(Exception):
+    """No server can accept a statement that has failed."""
 
-    The server does not say so, and asyncpg only of messages of 2^31 bytes and more.
+
+class LostConnectionError(Exception):
+    """The connection was lost while a statement ran, or cannot run it any more."""
+
+
+def judge(
+    error: BaseException, parameters: Sequence[Any], *, is_closed: bool
+) -> BaseException | None:
+    """Return what an error of the driver means for its connection.
+
+    The server does not say that a message was too large, and asyncpg only of messages of 2^31
+    bytes and more. It uses `InterfaceError` for lost connections, and for statements that it
+    refuses itself, such as one with too many parameters.
+
+    Args:
+        error: The error.
+        parameters: Parameters of the statement, or of several.
+        is_closed: Whether the connection is closed now.
+
+    Returns:
+        A `RefusedStatementError`, a `LostConnectionError`, or the error itself if it is not one:
+        the statement may still run. None: the connection can be used.
     """
-    if isinstance(error, BufferError):
-        return True
-    if not isinstance(error, DBAPIError):
-        return False
-    sent: Any = error.params
-    if isinstance(sent, list | tuple):  # a statement that SQLAlchemy has run
-        return message_bytes(sent) > MAX_BYTES
-    return isinstance(sent, dict) and sent.get("num_bytes", 0) > MAX_BYTES  # set by the session
-
-
-def _refusal(error: BaseException) -> str | None:
-    """Return why no server can accept a statement that has failed; None if that is not the reason.
-
-    asyncpg itself refuses some, such as one with too many parameters.
-    """
-    if _is_too_large(error):
-        return (
+    if not isinstance(error, Exception):
+        return error
+    if isinstance(error, BufferError) or message_bytes(parameters) > MAX_BYTES:
+        return RefusedStatementError(
             f"a statement has more than {MAX_BYTES} bytes, which PostgreSQL does not accept. "
             "Nothing was stored: use smaller values"
         )
-    if not isinstance(error, DBAPIError) or error.connection_invalidated or error.orig is None:
-        return None
-    is_asyncpgs = isinstance(error.orig.__cause__, asyncpg.InterfaceError)
-    return str(error.orig) if is_asyncpgs else None
+    # Its statements were prepared before a table was changed.
+    if is_closed or isinstance(error, asyncpg.InvalidCachedStatementError):
+        return LostConnectionError(str(error))
+    if isinstance(error, asyncpg.InterfaceError):
+        return RefusedStatementError(str(error))
+    return None
 
 
 def message_bytes(parameters: Sequence[Any]) -> int:

@@ -63,7 +63,7 @@ class PostgresqlSchema:
 
     async def read(self, work: Work[T]) -> T:
         """Run it in a snapshot."""
-        engine = self._backend.reader_engine(poolclass=NullPool)
+        engine = self._backend.reader_engine()
         async with self._backend.disposed(engine), engine.connect() as connection:
             return await connection.run_sync(
                 lambda core: work(PostgresqlSession(core, self._backend.shown))

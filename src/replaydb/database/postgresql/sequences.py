@@ -172,18 +172,18 @@ def is_race(error: BaseException | None) -> bool:
     return _violated(error)[1] in _CHOSEN_KEYS
 
 
-def explain(error: BaseException | None) -> str:
+def explain(error: BaseException | None, text: str) -> str:
     """Return the message for a unique violation that is not retried, or not again."""
     name, constraint = _violated(error)
     if constraint in _GENERATED_KEYS:
         return explain_behind(_GENERATED_KEYS[constraint])
     if constraint in _CHOSEN_KEYS:
         return (
-            f"table {name}: {error}: another transaction stored the same key first, in each "
+            f"table {name}: {text}: another transaction stored the same key first, in each "
             "attempt. Repeat the call; if the error remains, run `replaydb verify`"
         )
     return (
-        f"table {name}: {error}, and a retry does not resolve it; run `replaydb doctor`, which "
+        f"table {name}: {text}, and a retry does not resolve it; run `replaydb doctor`, which "
         "finds constraints that are not replaydb's, and `replaydb verify`"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -18,12 +18,14 @@ from sqlalchemy import (
     func,
     select,
 )
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
 from replaydb.database.postgresql import combined_reads, combined_writes, sequences
-from replaydb.database.postgresql.errors import message_bytes
+from replaydb.database.postgresql.combined_reads import NUMERIC as _NUMERIC
+from replaydb.database.postgresql.errors import RefusedStatementError, cause_of, judge
 from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
-from replaydb.database.runtime.session import Identified, Session
+from replaydb.database.runtime.session import Identified, Session, run_in_core
 from replaydb.database.statements.payload import select_payloads
 from replaydb.database.tables.schema import episode_group
 from replaydb.errors import DatabaseError
@@ -39,6 +41,7 @@ class PostgresqlSession(Session):
     def __init__(self, connection: Connection, shown: str = "") -> None:
         """Set the connection, and the URL for messages."""
         self._connection = connection
+        self._driver: Any = connection.connection.driver_connection
         self._shown = shown
         self._writes: list[Postponable] = []
         self._known: list[tuple[Bound[Any], Rows]] = []
@@ -194,94 +197,68 @@ class PostgresqlSession(Session):
         return None if last is None else self._run(last)
 
     def _run(self, statement: Executable | Bound[Any]) -> Any:
-        connection = self._connection
         if not isinstance(statement, Bound):
-            result = connection.execute(statement)
-        elif not statement.is_cached or self._is_watched:
-            result = connection.execute(statement.statement, statement.values)
-        else:
-            plan = plan_of(statement.statement, tuple(statement.values), connection.dialect)
-            return self._run_plan(plan, plan.parameters(statement.values))
-        return result.all() if result.returns_rows else result.rowcount
+            return self._run_built(statement, {})
+        if not statement.is_cached:
+            return self._run_built(statement.statement, statement.values)
+        plan = plan_of(statement.statement, tuple(statement.values), self._connection.dialect)
+        return self._run_plan(plan, plan.parameters(statement.values))
+
+    def _run_built(self, statement: Executable, values: Mapping[str, Any]) -> Any:
+        try:
+            return run_in_core(self, statement, values)
+        except DBAPIError as error:
+            cause, is_closed = cause_of(error), error.connection_invalidated
+            sent: Any = error.params or ()
+        # Not in the block above: the cause of its error would become its own cause.
+        reason = judge(cause, sent, is_closed=is_closed)
+        if reason is None:
+            raise cause
+        raise reason from cause
 
     def _run_plan(self, plan: Plan, parameters: Sequence[Any]) -> Any:
-        def execute(cursor: Any) -> Any:
-            cursor.execute(plan.sql, parameters)
-            if cursor.description is None:
-                return cursor.rowcount
-            return plan.rows(cursor.fetchall(), cursor.description)
-
-        return self._on_driver(plan.sql, parameters, execute)
+        if plan.has_rows:
+            found = self._await(self._driver.fetch(plan.sql, *parameters), plan, parameters)
+            return _rows(plan, found)
+        status = self._await(self._driver.execute(plan.sql, *parameters), plan, parameters)
+        return int(status.rpartition(" ")[2])  # such as "UPDATE 3"
 
     def _run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
         plan = plan_of(statement, tuple(rows[0]), self._connection.dialect)
         parameters = plan.parameters_of_each(rows)
-        if self._is_watched:
-            self._connection.exec_driver_sql(plan.sql, parameters)
-        elif len(rows) == 1:
+        if len(rows) == 1:
             self._run_plan(plan, parameters[0])
         else:
-            self._on_driver(plan.sql, parameters, lambda it: it.executemany(plan.sql, parameters))
+            self._await(self._driver.executemany(plan.sql, parameters), plan, parameters)
 
     def _run_twice(self, first: Bound[Any], last: Bound[Any]) -> tuple[Rows, Rows]:
         """Run a locking statement with two sets of values. Each run has a snapshot of its own."""
         plan = plan_of(last.statement, tuple(last.values), self._connection.dialect)
-        if not plan.has_run or self._is_watched:
-            return self._run(first), self._run(last)
         several = [plan.parameters(one.values) for one in (first, last)]
-        rows = plan.rows(
-            self._on_driver(plan.sql, several, lambda it: _fetch_each(it, plan.sql, several)), None
-        )
+        if self.watch is not None:
+            self.watch(self, plan.sql, several[0])
+        rows = _rows(plan, self._await(self._driver.fetchmany(plan.sql, several), plan, several))
         return [row for row in rows if not row.is_last], [row for row in rows if row.is_last]
 
-    @property
-    def _is_watched(self) -> bool:
-        """Whether `echo` or event listeners are set, for which SQLAlchemy must run statements."""
-        events = self._connection.dispatch
-        return bool(
-            self._connection._echo or events.before_cursor_execute or events.after_cursor_execute
-        )
-
-    def _on_driver(self, sql: str, parameters: Sequence[Any], execute: Callable[[Any], Any]) -> Any:
-        """Run SQL with a cursor of the driver, and raise the errors that SQLAlchemy would raise."""
-        connection = self._connection
-        if not connection.in_transaction():
-            connection.begin()
-        cursor = connection.connection.cursor()
+    def _await(self, answer: Awaitable[Any], plan: Plan, parameters: Sequence[Any]) -> Any:
+        """Wait for the driver. A connection that was lost, or may still be in use, is given up."""
+        self.has_snapshot = True
+        if self.watch is not None:
+            self.watch(self, plan.sql, parameters)
         try:
-            result = execute(cursor)
+            return await_only(answer)
         except BaseException as error:
-            # This also detects a lost connection. Only errors of the driver are wrapped.
-            is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
-            # Errors contain no values, only their size, by which a lost connection is judged.
-            size = {"num_bytes": message_bytes(parameters)} if is_drivers else None
-            connection._handle_dbapi_exception(
-                error, sql if is_drivers else None, size, cursor, None
-            )
-        cursor.close()
-        return result
-
-
-def _fetch_each(cursor: Any, sql: str, parameters: Sequence[Sequence[Any]]) -> Rows:
-    """Run SQL once for each sequence of parameters, in one round trip, and return all rows.
-
-    Only asyncpg can do this, and SQLAlchemy's adapter of it has no such method. Otherwise this does
-    what its `execute` does.
-    """
-    adapter = cursor._adapt_connection
-
-    async def fetch() -> Rows:
-        async with adapter._execute_mutex:
-            if adapter._transaction is None:
-                await adapter._start_transaction()
-            try:
-                rows: Rows = await adapter.driver_connection.fetchmany(sql, parameters)
-            except Exception as error:
-                adapter._handle_exception(error)
+            reason = judge(error, parameters, is_closed=self._driver.is_closed())
+            if reason is None:
                 raise
-        return rows
+            if self._driver.is_closed() or not isinstance(reason, RefusedStatementError):
+                self._connection.invalidate(error)
+            raise reason from error
 
-    return await_only(fetch())
+
+def _rows(plan: Plan, found: Rows) -> Rows:
+    # asyncpg has converted numbers by the types of their columns.
+    return plan.rows(found, [(name, _NUMERIC) for name, _ in found[0].items()]) if found else []
 
 
 def _locked(rows: Rows) -> set[str]:

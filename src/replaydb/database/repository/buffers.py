@@ -152,8 +152,7 @@ def checked(rows: Sequence[Any], name: str) -> BufferRow:
 
 def begin_snapshot(session: Session, buffer_id: int) -> None:
     """Run a first statement of a transaction, which takes its snapshot."""
-    # On a server, the check for lost commits may have taken it. SQLite's BEGIN does not.
-    if not session.sends_together or not session.core.in_transaction():
+    if not session.has_snapshot:
         session.run(select_buffer(buffer_id))
 
 

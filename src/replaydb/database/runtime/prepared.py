@@ -84,6 +84,7 @@ class Plan:
 
     Attributes:
         sql: Its text, with the placeholders of the dialect.
+        has_rows: Whether it returns rows.
     """
 
     def __init__(self, statement: Any, names: tuple[str, ...], dialect: Dialect) -> None:
@@ -93,6 +94,7 @@ class Plan:
         self.sql = compiled.string
         self._dialect = dialect
         self._types = [column.type for column in getattr(statement, "exported_columns", ())]
+        self.has_rows = bool(self._types)
         self._make_row: Callable[[Iterable[Any]], Any] | None = None
         self._readers: Sequence[tuple[int, Callable[[Any], Any]]] = ()
         # For each placeholder the name of a value and its bind processor, if it has one; or None
@@ -145,11 +147,6 @@ class Plan:
                 values[at] = read(values[at])
             made.append(make(values))
         return made
-
-    @property
-    def has_run(self) -> bool:
-        """Whether it has returned rows before, so that the driver's types are known."""
-        return self._make_row is not None
 
     def _describe(self, columns: Sequence[Any] | None) -> None:
         assert columns is not None  # noqa: S101 - see `rows`

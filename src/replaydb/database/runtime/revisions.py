@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import String, column, inspect, select, table
-from sqlalchemy.exc import DBAPIError
 
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
@@ -43,15 +43,15 @@ async def find(backend: Backend) -> Found:
     """Read the revision of a database, with one small query if it has one."""
     if not backend.read_only and backend.schema.is_new_file():
         return NOTHING  # connecting would write the header
-    return await backend.schema.read(_find)
+    return await backend.schema.read(partial(_find, backend))
 
 
-def _find(session: Session) -> Found:
+def _find(backend: Backend, session: Session) -> Found:
     try:
         revision = revision_in(session)
-    except DBAPIError as error:  # probably there is no such table: inspect the schema
-        if error.connection_invalidated:
-            raise  # `inspect_schema` would connect again, and fail with an untyped error
+    except Exception as error:  # probably there is no such table: inspect the schema
+        if backend.errors.is_outage(error):
+            raise  # `inspect_schema` would connect again
         revision = None
     if revision is not None:
         return Found(revision, frozenset())

@@ -45,6 +45,10 @@ class Session(ABC):
 
     #: Whether statements are sent together, because the connection is to a server.
     sends_together: ClassVar[bool] = False
+    #: Whether a statement is known to have run in the transaction: BEGIN takes no snapshot.
+    has_snapshot = False
+    #: Called with the session, the SQL and the parameters of each statement.
+    watch: Watch | None = None
 
     @property
     @abstractmethod
@@ -150,5 +154,17 @@ class Session(ABC):
         """
 
 
+def run_in_core(session: Session, statement: Any, values: Mapping[str, Any]) -> Any:
+    """Run a statement that was built for this call with SQLAlchemy: see `Session.run`."""
+    if session.watch is not None:
+        options = {"render_postcompile": True}
+        compiled = statement.compile(dialect=session.core.dialect, compile_kwargs=options)
+        session.watch(session, str(compiled), {**compiled.params, **values})
+    result: Any = session.core.execute(statement, values)
+    return result.all() if result.returns_rows else result.rowcount
+
+
 #: A transaction.
 Work = Callable[[Session], T]
+#: Sees a statement before it runs: its session, SQL and parameters.
+Watch = Callable[[Session, str, Any], object]

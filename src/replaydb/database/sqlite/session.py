@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.pool import StaticPool
 
 from replaydb.database.runtime.prepared import Bound, Write, plan_of
-from replaydb.database.runtime.session import Identified, Session
+from replaydb.database.runtime.session import Identified, Session, run_in_core
 from replaydb.database.sqlite import blobs, sequences
 from replaydb.database.statements.episode_group import select_known_uids
 
@@ -22,13 +22,7 @@ _DIALECT = SQLiteDialect_pysqlite(dbapi=sqlite3)
 
 
 class SqliteSession(Session):
-    """Runs prepared statements with the driver, and others with SQLAlchemy on the same connection.
-
-    Attributes:
-        watch: Called with the session, the SQL and the parameters of each statement.
-    """
-
-    watch: Callable[[SqliteSession, str, Any], object] | None = None
+    """Runs prepared statements with the driver, and others with SQLAlchemy on its connection."""
 
     def __init__(self, driver: sqlite3.Connection, check: Callable[[], None]) -> None:
         """Set the connection, and a function that raises if the transaction must end."""
@@ -53,9 +47,9 @@ class SqliteSession(Session):
         """Run a statement."""
         self._check()
         if not isinstance(statement, Bound):
-            return self._run_built(statement, {})
+            return run_in_core(self, statement, {})
         if not statement.is_cached:
-            return self._run_built(statement.statement, statement.values)
+            return run_in_core(self, statement.statement, statement.values)
         plan = plan_of(statement.statement, tuple(statement.values), _DIALECT)
         parameters = plan.parameters(statement.values)
         if self.watch is not None:
@@ -93,11 +87,3 @@ class SqliteSession(Session):
     def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Read the rows, with large payloads as blobs."""
         return blobs.read_payloads(self, self._driver, ids)
-
-    def _run_built(self, statement: Any, values: Mapping[str, Any]) -> Any:
-        if self.watch is not None:
-            options = {"render_postcompile": True}
-            compiled = statement.compile(dialect=_DIALECT, compile_kwargs=options)
-            self.watch(self, str(compiled), {**compiled.params, **values})
-        result: Any = self._core.execute(statement, values)
-        return result.all() if result.returns_rows else result.rowcount

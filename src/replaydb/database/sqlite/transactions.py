@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from replaydb.database.runtime.protocol import Pinned, Run
-from replaydb.database.runtime.session import Session, Work
+from replaydb.database.runtime.session import Session, Watch, Work
 from replaydb.database.runtime.waits import Waits
 from replaydb.database.sqlite.connection import Begin, SqliteConnection
 from replaydb.database.sqlite.pool import Pool
-from replaydb.database.sqlite.session import SqliteSession
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ class SqliteTransactions:
         watch: Called with the session, the SQL and the parameters of each statement.
     """
 
-    watch: Callable[[SqliteSession, str, Any], object] | None = None
+    watch: Watch | None = None
 
     def __init__(
         self,
