@@ -158,7 +158,9 @@ class PostgresqlTransactions:
                 raise
             finally:
                 try:
-                    await run_to_completion(self._abandon(connection, failed))
+                    is_open = not connection.invalidated and _BEGUN in connection.info
+                    if is_open or failed is not None:
+                        await run_to_completion(self._abandon(connection, failed))
                 finally:  # even if the caller was cancelled once more
                     await connection.close()
 
