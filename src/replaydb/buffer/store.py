@@ -377,7 +377,8 @@ class Store:
 
         Args:
             timeout: Seconds to wait. Calls that are still running then are cancelled: they raise
-                `StoreClosedError` or `DatabaseUnavailableError`. None waits indefinitely.
+                `StoreClosedError` or `DatabaseUnavailableError`. A put whose commit is under way
+                then returns its result, or raises `OutcomeUnknownError`. None waits indefinitely.
 
         In a process that was forked after the store was opened, this does nothing.
         """

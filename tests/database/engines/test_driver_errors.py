@@ -8,8 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 from asyncpg.exceptions import _base
+from sqlalchemy import func, select
 
 import replaydb as rdb
+from replaydb.database.engines import backend_for
 from replaydb.database.postgresql import errors
 from replaydb.database.postgresql.errors import (
     LostConnectionError,
@@ -17,6 +19,8 @@ from replaydb.database.postgresql.errors import (
     RefusedStatementError,
     judge,
 )
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.transactions import Database, end_in
 
 MEANINGS: dict[str, tuple[BaseException, bool, type[BaseException] | None]] = {
     "of the server": (asyncpg.DivisionByZeroError("no"), False, None),
@@ -98,3 +102,19 @@ def test_what_an_error_means_for_its_call(
     typed: Any = meaning.typed(error)
     assert type(typed) is kind
     assert str(typed).startswith("postgresql://host/replay: ")
+
+
+async def test_a_statement_that_was_cancelled_is_not_its_own_cause(postgresql_url: str) -> None:
+    """Whoever follows the causes of an error would never end."""
+    database = Database(backend_for(postgresql_url))
+    sleep = prepared(lambda seconds: select(func.pg_sleep(seconds)))
+    await database.read(lambda session: session.run(sleep(0.0)))  # connects
+    with pytest.raises(rdb.DatabaseUnavailableError) as caught:
+        await database.read(lambda session: session.run(sleep(60.0)), end=end_in(0.2))
+    causes: list[BaseException] = []
+    cause: BaseException | None = caught.value
+    while cause is not None:
+        assert not any(cause is one for one in causes)
+        causes.append(cause)
+        cause = cause.__cause__
+    await database.close()

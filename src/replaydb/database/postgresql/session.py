@@ -22,7 +22,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
 from replaydb.database.postgresql import combined_reads, combined_writes, sequences
-from replaydb.database.postgresql.combined_reads import NUMERIC as _NUMERIC
 from replaydb.database.postgresql.errors import RefusedStatementError, cause_of, judge
 from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
 from replaydb.database.runtime.session import Identified, Session, run_in_core
@@ -253,12 +252,18 @@ class PostgresqlSession(Session):
                 raise
             if self._driver.is_closed() or not isinstance(reason, RefusedStatementError):
                 self._connection.invalidate(error)
+            if reason is error:  # it must not become its own cause
+                raise
             raise reason from error
 
 
 def _rows(plan: Plan, found: Rows) -> Rows:
+    if not found:
+        return []
+    if plan.is_described:
+        return plan.rows(found, None)
     # asyncpg has converted numbers by the types of their columns.
-    return plan.rows(found, [(name, _NUMERIC) for name, _ in found[0].items()]) if found else []
+    return plan.rows(found, [(name, combined_reads.NUMERIC) for name, _ in found[0].items()])
 
 
 def _locked(rows: Rows) -> set[str]:

@@ -127,6 +127,11 @@ class Plan:
                 columns.append([process(row[name]) for row in rows])
         return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 
+    @property
+    def is_described(self) -> bool:
+        """Whether it has returned rows before, so that `rows` needs no description."""
+        return self._make_row is not None
+
     def rows(self, found: Sequence[Any], columns: Sequence[Any] | None) -> list[Any]:
         """Convert the driver's rows to named tuples, by the types of their columns.
 

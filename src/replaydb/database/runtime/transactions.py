@@ -1,6 +1,6 @@
 """Write transactions, read snapshots and typed errors of an open database.
 
-A call runs in the event loop of its backend (`Backend.run_in_loop`) from its first wait for a
+A call runs in the event loop of its backend (`Backend.loop`) from its first wait for a
 connection to its result, so no lock waits for the event loop of the caller.
 
 Every call has a deadline, `end`, a time of the event loop. It ends by then even if the queue for a
