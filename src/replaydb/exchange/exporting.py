@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from replaydb.database.statements.episode_group import count_groups
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
-from replaydb.exchange.formats import WRITERS, Format, Writer
+from replaydb.exchange.formats import WRITERS, Format
 from replaydb.exchange.manifest import Manifest, Part, packed
 from replaydb.util.progress import Progress, no_progress
 
@@ -163,7 +163,7 @@ class _Export:
         episodes = size = 0
         following: pa.RecordBatch | None = first
         with self.files.written(name) as path, unavailable(self.files.url):
-            with _writing(WRITERS[self.kind](path, self.schema)) as writer:
+            with closing(WRITERS[self.kind](path, self.schema)) as writer:
                 while following is not None:
                     if size >= PART_BYTES and following["group_id"][0].as_py() not in ids:
                         break  # all rows of a group are in one file
@@ -195,14 +195,6 @@ class _Export:
             sum(part.num_bytes for part in parts),
             len(self.omitted),
         )
-
-
-@contextmanager
-def _writing(writer: Writer) -> Iterator[Writer]:
-    try:
-        yield writer
-    finally:
-        writer.close()
 
 
 def _tasks(source: Source, which: Which) -> tuple[list[tuple[str, str]], int, dict[str, str]]:

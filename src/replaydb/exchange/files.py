@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from replaydb.errors import InvalidInputError, InvalidURLError, PayloadsUnavailableError
@@ -19,39 +19,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 EXPECTED = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
-
-
-class Files(Protocol):
-    """Files by relative path."""
-
-    url: str
-
-    def get(self, name: str) -> bytes | None:
-        """Return the content of a small file; None if it does not exist."""
-
-    def put(self, name: str, content: bytes) -> None:
-        """Write a small file, replacing an existing one."""
-
-    @contextmanager
-    def written(self, name: str) -> Iterator[Path]:
-        """Yield a temporary file, which gets its name when the block ends without an error."""
-        ...
-
-    @contextmanager
-    def read(self, name: str) -> Iterator[Path]:
-        """Yield a local file to read from."""
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Return the size of a file in bytes; None if it does not exist."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Delete a file if it exists."""
-
-    def names(self) -> list[str]:
-        """Return all names, sorted, without hidden files (those that begin with a dot)."""
-        ...
 
 
 def files_at(field: str, where: str | Path) -> Files:
@@ -160,11 +127,9 @@ class Bucket:
 
     def get(self, name: str) -> bytes | None:
         """Return the content of a small object; None if it does not exist."""
-        import obstore
-
         with self._typed():
             try:
-                return bytes(obstore.get(self._store, name).bytes())
+                return bytes(self._store.get(name).bytes())
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -172,57 +137,45 @@ class Bucket:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small object, replacing an existing one."""
-        import obstore
-
         with self._typed():
-            obstore.put(self._store, name, content)
+            self._store.put(name, content)
 
     @contextmanager
     def written(self, name: str) -> Iterator[Path]:
         """Yield a local file, which is uploaded when the block ends."""
-        import obstore
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "part")
             yield path
             with self._typed():
-                obstore.put(self._store, name, path)
+                self._store.put(name, path)
 
     @contextmanager
     def read(self, name: str) -> Iterator[Path]:
         """Yield a local copy of an object."""
-        import obstore
-
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "part")
             with self._typed(), path.open("wb") as file:
-                for chunk in obstore.get(self._store, name).stream():
+                for chunk in self._store.get(name).stream():
                     file.write(chunk)
             yield path
 
     def size(self, name: str) -> int | None:
         """Return the size of an object in bytes; None if it does not exist."""
-        import obstore
-
         with self._typed():
             try:
-                return int(obstore.head(self._store, name)["size"])
+                return int(self._store.head(name)["size"])
             except FileNotFoundError:
                 return None
 
     def remove(self, name: str) -> None:
         """Delete an object if it exists."""
-        import obstore
-
         with self._typed(), suppress(FileNotFoundError):
-            obstore.delete(self._store, name)
+            self._store.delete(name)
 
     def names(self) -> list[str]:
         """Return all objects under the prefix, sorted, without hidden ones."""
-        import obstore
-
         with self._typed():
-            found: list[str] = [one["path"] for page in obstore.list(self._store) for one in page]
+            found: list[str] = [one["path"] for page in self._store.list() for one in page]
         return sorted(name for name in found if not Path(name).name.startswith("."))
 
     @contextmanager
@@ -237,3 +190,7 @@ class Bucket:
             failed = reason(error)
         if failed is not None:
             raise PayloadsUnavailableError(self.url, failed)
+
+
+#: Files by relative path.
+Files = Folder | Bucket

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -53,16 +53,6 @@ _COLUMNS = frozenset(episode_schema().names)
 _INTEGERS = frozenset({
     "group_id", "position", "num_episodes", "expected_episodes", "prompt_length", "policy_version"
 })  # fmt: skip
-
-
-class Writer(Protocol):
-    """Writer of one file."""
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
-
-    def close(self) -> None:
-        """Complete the file."""
 
 
 class ParquetWriter:
@@ -148,6 +138,8 @@ class JsonlWriter:
         self._file.close()
 
 
+#: A writer of one file.
+Writer = ParquetWriter | JsonlWriter
 WRITERS: dict[Format, Callable[[Path, pa.Schema], Writer]] = {
     "parquet": ParquetWriter,
     "jsonl": JsonlWriter,

@@ -88,37 +88,30 @@ class Bucket:
 
     async def get(self, file: str) -> bytes | None:
         """Return the first bytes of an object; None if there is none."""
-        import obstore
-
         try:
-            return await self._first_bytes(await obstore.get_async(self._store, file), file)
+            return await self._first_bytes(await self._store.get_async(file), file)
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise
             return None
 
     async def _first_bytes(self, answer: GetResult, file: str) -> bytes:
-        import obstore
-
         if answer.meta["size"] <= SMALL:
             return bytes(await answer.bytes_async())
-        return bytes(await obstore.get_range_async(self._store, file, start=0, end=SMALL))
+        return bytes(await self._store.get_range_async(file, start=0, end=SMALL))
 
     async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
         """Write an object with one request, which is answered when the object is durable."""
-        import obstore
-
         # To join many bytes takes longer than to pass the chunks, and blocks other threads.
         content = b"".join(chunks) if sum(map(len, chunks)) < _LARGE else iter(chunks)
         # Not multipart: the parts of an interrupted upload are not listed, but cost money.
-        await obstore.put_async(self._store, file, content, use_multipart=False)
+        await self._store.put_async(file, content, use_multipart=False)
 
     async def replace(self, file: str, old: bytes, new: bytes) -> bool:
         """Write an object if it still has the version that was read."""
-        import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
-        answer = await obstore.get_async(self._store, file)
+        answer = await self._store.get_async(file)
         if await self._first_bytes(answer, file) != old:
             return False
         version: UpdateVersion = {}
@@ -129,13 +122,13 @@ class Bucket:
         mode: PutMode = version or "overwrite"
         once = client(self._parsed, self._prefix, {**RETRY, "max_retries": _CONDITIONAL_RETRIES})
         try:
-            await obstore.put_async(once, file, new, mode=mode, use_multipart=False)
+            await once.put_async(file, new, mode=mode, use_multipart=False)
         except PreconditionError:  # also if a first request succeeded and its answer was lost
             return False
         except GenericError as error:
             if not _NOT_IMPLEMENTED.search(str(error)):
                 raise
-            await obstore.put_async(self._store, file, new, use_multipart=False)
+            await self._store.put_async(file, new, use_multipart=False)
         return True
 
     async def states(self, files: Sequence[str]) -> dict[str, State]:
@@ -144,11 +137,9 @@ class Bucket:
         Up to 1000 objects, the page size of the services, come in one answer of one service. Names
         of packs ascend, so the list is short.
         """
-        import obstore
-
         before = min(files)[:-1]  # the list begins after this name
         found: dict[str, State] = {}
-        async for page in obstore.list(self._store, offset=before, chunk_size=_PAGE):
+        async for page in self._store.list(offset=before, chunk_size=_PAGE):
             for each in page:
                 version = each["e_tag"] or each["last_modified"].isoformat()
                 found[each["path"]] = State(each["size"], version)
@@ -185,7 +176,6 @@ class Bucket:
         self, pack: str, start: int, stop: int
     ) -> tuple[memoryview, int] | PackDamage:
         """Return bytes of an object, and the position of their end: `stop`, or less at its end."""
-        import obstore
         from obstore.exceptions import GenericError
 
         # Not `get_ranges`: it panics if an object ends before the second of two ranges.
@@ -193,13 +183,13 @@ class Bucket:
             path = f"{pack}.pack"
             if start == stop:
                 return memoryview(b""), start
-            data = await obstore.get_range_async(self._store, path, start=start, end=stop)
+            data = await self._store.get_range_async(path, start=start, end=stop)
             return memoryview(data), start + len(data)
         except FileNotFoundError:
             return missing(pack)
         except GenericError:
             # A range that begins past the end of the object has no error type of its own.
-            size = (await obstore.head_async(self._store, path))["size"]
+            size = (await self._store.head_async(path))["size"]
             if size > start:
                 what = f"a request for a range of pack {pack} was not answered with that range"
                 return PackDamage(what, "unclear")
@@ -207,23 +197,19 @@ class Bucket:
 
     async def remove(self, packs: Sequence[str]) -> None:
         """Delete objects, many in one request if the service supports it."""
-        import obstore
-
         paths = [f"{pack}.pack" for pack in packs]
         try:
-            await obstore.delete_async(self._store, paths)
+            await self._store.delete_async(paths)
         except FileNotFoundError:  # some services report a missing object, but not which one
             for path in paths:
                 try:
-                    await obstore.delete_async(self._store, path)
+                    await self._store.delete_async(path)
                 except FileNotFoundError:
                     continue
 
     async def listed(self) -> AsyncIterator[list[Listed]]:
         """Yield pages of the objects."""
-        import obstore
-
-        async for page in obstore.list(self._store, chunk_size=_PAGE):
+        async for page in self._store.list(chunk_size=_PAGE):
             yield [
                 Listed(match[1], each["size"], each["last_modified"])
                 for each in page
