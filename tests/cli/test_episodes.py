@@ -18,7 +18,8 @@ def test_filters_and_sort_order(filled_url: str) -> None:
         "--min-reward 4.5": [5, 6, 5],
         "--min-reward 0 --max-reward 1": [1, 0, 1],
         "--limit 3": [5, 6, 4, 5],  # groups are listed whole
-        "--tag n=2 --limit 1": [2, 3],
+        "--run second --min-reward 6": [6],
+        "--where tags['n']==2 --limit 1": [2, 3],
     }.items():
         listed = json_of("episodes", "list", "math", *options.split(), url=filled_url)
         assert [one["reward"] for one in listed] == rewards, options

@@ -11,6 +11,7 @@ import typer
 
 from replaydb.cli.console import BufferName, Url, Yes, progress, with_buffer, with_store
 from replaydb.cli.selecting import Where, condition, info_of
+from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
 from replaydb.util.display import human_size, printable
 
@@ -40,7 +41,7 @@ def groups(
 
     async def find(opened: Buffer) -> tuple[ColumnElement[bool] | None, Counter[str]]:
         ids = [(await info_of(opened, name)).id for name in group or ()]
-        which = condition(None, None, None, wanted, col.id.in_(ids) if group else None)
+        which = compiling.all_of([wanted, col.id.in_(ids) if group else None])
         total: Counter[str] = Counter()
         page = await opened.find(where=which, limit=PAGE)
         while page:

@@ -13,6 +13,7 @@ from replaydb.cli.console import (
     Json,
     Tokenizer,
     Url,
+    finite,
     print_fields,
     print_json,
     print_list,
@@ -27,14 +28,10 @@ from replaydb.cli.selecting import (
     Ascending,
     GroupName,
     Limit,
-    MaxEpisodeReward,
-    MinEpisodeReward,
-    PromptUid,
     Runs,
     Selection,
     Sort,
     Statuses,
-    TagValues,
     Tasks,
     Where,
     condition,
@@ -42,6 +39,7 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
+from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import decoder, token_columns
 from replaydb.errors import (
@@ -70,10 +68,12 @@ def list_(
     task: Tasks = None,
     status: Statuses = None,
     run: Runs = None,
-    prompt: PromptUid = None,
-    min_reward: MinEpisodeReward = None,
-    max_reward: MaxEpisodeReward = None,
-    tag: TagValues = None,
+    min_reward: Annotated[
+        float | None, typer.Option(callback=finite, help="Minimum reward of an episode.")
+    ] = None,
+    max_reward: Annotated[
+        float | None, typer.Option(callback=finite, help="Maximum reward of an episode.")
+    ] = None,
     where: Where = None,
     sort: Sort = "id",
     ascending: Ascending = False,
@@ -86,13 +86,12 @@ def list_(
     --sort and --after apply to groups, --min-reward and --max-reward to episodes. All matching
     episodes of the last group are listed, so there may be more than --limit rows.
     """
-    wanted = condition(
-        where,
-        prompt,
-        tag,
+    given = [
+        condition(where),
         None if min_reward is None else col.reward_max >= min_reward,
         None if max_reward is None else col.reward_min <= max_reward,
-    )
+    ]
+    wanted = compiling.all_of(given)
     which = Selection(task, status, run, wanted, ordered(sort, ascending), after)
 
     def is_wanted(one: Episode) -> bool:

@@ -25,14 +25,10 @@ from replaydb.cli.selecting import (
     Ascending,
     GroupName,
     Limit,
-    MaxReward,
-    MinReward,
-    PromptUid,
     Runs,
     Selection,
     Sort,
     Statuses,
-    TagValues,
     Tasks,
     Where,
     condition,
@@ -40,7 +36,6 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
-from replaydb.database.filters.group_columns import col
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
 from replaydb.util.display import printable
 
@@ -60,10 +55,6 @@ def list_(
     task: Tasks = None,
     status: Statuses = None,
     run: Runs = None,
-    prompt: PromptUid = None,
-    min_reward: MinReward = None,
-    max_reward: MaxReward = None,
-    tag: TagValues = None,
     where: Where = None,
     sort: Sort = "id",
     ascending: Ascending = False,
@@ -72,14 +63,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List groups, newest first by default. Rewards are means over the episodes of a group."""
-    wanted = condition(
-        where,
-        prompt,
-        tag,
-        None if min_reward is None else col.reward_mean >= min_reward,
-        None if max_reward is None else col.reward_mean <= max_reward,
-    )
-    which = Selection(task, status, run, wanted, ordered(sort, ascending), after)
+    which = Selection(task, status, run, condition(where), ordered(sort, ascending), after)
     found = with_known(
         url, buffer, lambda buffer: which.page(buffer, limit + 1), tasks=task, runs=run
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import and_, attrgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from replaydb.buffer import requests
-from replaydb.cli.console import finite, with_store
+from replaydb.cli.console import with_store
 from replaydb.database.filters.group_columns import COLUMNS, col
 from replaydb.database.filters.parsing import parsed
 from replaydb.domain.checks import INT64
@@ -46,27 +45,6 @@ Where = Annotated[
         metavar="FILTER",
         help="Filter by an expression over columns, as in the web UI:"
         ' \'reward_mean > 0.5 and tags["level"] == "hard"\'.',
-    ),
-]
-PromptUid = Annotated[str | None, typer.Option("--prompt", help="Filter by prompt uid.")]
-MinReward = Annotated[
-    float | None, typer.Option(callback=finite, help="Minimum mean reward of a group.")
-]
-MaxReward = Annotated[
-    float | None, typer.Option(callback=finite, help="Maximum mean reward of a group.")
-]
-MinEpisodeReward = Annotated[
-    float | None, typer.Option(callback=finite, help="Minimum reward of an episode.")
-]
-MaxEpisodeReward = Annotated[
-    float | None, typer.Option(callback=finite, help="Maximum reward of an episode.")
-]
-TagValues = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tag",
-        metavar="NAME=VALUE",
-        help="Filter by tag; VALUE is a number, true, false, null or text (repeat to require all).",
     ),
 ]
 
@@ -178,32 +156,17 @@ def in_order(rows: Sequence[T], name: str, *, ascending: bool) -> list[T]:
     return [*sorted(known, key=attrgetter(name), reverse=not ascending), *without]
 
 
-def condition(
-    where: str | None,
-    prompt: str | None = None,
-    tag_values: Sequence[str] | None = None,
-    *more: ColumnElement[bool] | None,
-) -> ColumnElement[bool] | None:
-    """Combine the conditions of `--where`, `--prompt`, `--tag` and other options.
+def condition(where: str | None) -> ColumnElement[bool] | None:
+    """Return the condition of `--where`; None without one.
 
     Raises:
-        BadParameter: The filter is invalid, or a tag has no name or no value.
+        BadParameter: The filter is invalid.
     """
-    given = [one for one in more if one is not None]
-    if where is not None:
-        given.append(_valid(lambda: parsed(where).where, "--where"))
-    if prompt is not None:
-        given.append(col.prompt_uid == prompt)
-    given += [_valid(partial(requests.tagged, text), "--tag") for text in tag_values or ()]
-    return reduce(and_, given) if given else None
-
-
-def _valid(parse: Callable[[], ColumnElement[bool]], option: str) -> ColumnElement[bool]:
     try:
-        return parse()
+        return None if where is None else parsed(where).where
     except InvalidInputError as error:
         reason = f"expected {error.expected}, got {error.actual}"
-        raise typer.BadParameter(reason, param_hint=option) from None
+        raise typer.BadParameter(reason, param_hint="--where") from None
 
 
 async def info_of(buffer: Buffer, name: str) -> GroupInfo:
