@@ -102,17 +102,12 @@ async def test_rows_are_those_of_the_view(
 
 #: Download URLs, with `{}` for the file type.
 PAGES = (
-    "overview.{}?buffer=%s",
-    "overview.{}",
     "group.{}?id=2&buffer=%s",
     "episode.{}?group=2&position=0&buffer=%s",
     "compare.{}?group=11&a=2&b=0&buffer=other",
     "prompt.{}?uid=p/2&buffer=%s",
     "prompt.{}?uid=p/2&task=gsm8k&buffer=%s",
-    "run.{}?name=test",
-    "run.{}?name=it's",
     "runs.{}",
-    "runs.{}?a=test&b=it's",
     "step.{}?step=1&buffer=%s",
     "step.{}?step=1&run=test&buffer=%s",
     "step.{}?step=1&run=it's&buffer=%s",
@@ -141,10 +136,6 @@ async def test_downloads_of_every_view(
         expected = [[shown(value) for value in row.values()] for row in rows]
         as_json = [[shown(value) for value in row.values()] for row in answers["json"].json()]
         assert as_json == expected, page
-    overview = [tuple(row.values())[:2] for row in found["overview.{}"]]
-    assert overview == [(filled.name, "it's"), (filled.name, "gsm8k"), ("other", "gsm8k")]
-    assert [row["num_groups"] for row in found["overview.{}"]] == [5, 4, 2]
-    assert len(found["overview.{}?buffer=%s"]) == 2
     [same] = analysis.episodes(url, where=col.id == 2).to_table().to_pylist()
     assert found["episode.{}?group=2&position=0&buffer=%s"] == [same]
     assert found["group.{}?id=2&buffer=%s"] == [same]
@@ -154,10 +145,6 @@ async def test_downloads_of_every_view(
     assert found["prompt.{}?uid=p/2&buffer=%s"] == prompt.to_pylist()
     assert len(found["prompt.{}?uid=p/2&task=gsm8k&buffer=%s"]) == 1
     assert found["runs.{}"] == analysis.runs(url).to_table().to_pylist()
-    put = found["runs.{}?a=test&b=it's"]
-    assert found["run.{}?name=test"] == [row for row in put if row["run_name"] == "test"]
-    assert [row["num_episodes"] for row in put if row["run_name"] == "it's"] == [3]
-    assert sum(row["num_groups"] for row in put) == 11
     history = analysis.draws(url, buffer=filled.name).to_table().to_pylist()
     step = [row for row in history if row["step"] == 1]
     assert len(history) == 5
@@ -212,16 +199,12 @@ async def test_every_page_links_to_its_downloads(
     filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
     for page in (
-        "",
-        "?buffer=%s",
         "groups?buffer=%s",
         "group?id=2&buffer=%s",
         "episode?group=2&position=0&buffer=%s",
         "compare?group=2&a=0&b=0&buffer=%s",
         "prompt?uid=p/2&buffer=%s",
-        "run?name=test",
         "runs",
-        "runs?a=test&b=test",
         "step?step=1&buffer=%s",
         "steps?buffer=%s",
     ):
@@ -242,9 +225,7 @@ async def test_invalid_downloads(filled: Buffer, browser: httpx.AsyncClient) -> 
         (f"compare.json?{buffer}&group=2&a=0", 400, "b: expected"),
         (f"tokens.json?{buffer}&group=2&position=9", 404, "group 2 has no episode 9: it has 1"),
         (f"prompt.json?{buffer}", 400, "uid: expected"),
-        ("run.json?name=unknown", 404, "there is no run named &#39;unknown&#39;"),
-        ("runs.json?a=test&b=unknown", 404, "there is no run named"),
-        ("overview.json?buffer=none", 404, "none"),
+        ("groups.json?buffer=none", 404, "none"),
     ):
         answer = await browser.get(address)
         assert answer.status_code == status, address
@@ -286,8 +267,6 @@ async def test_downloads_are_read_page_by_page(
     name = f"buffer={quote(filled.name)}"
     for limit, pages in {
         "PAGE": (
-            "overview.{}",
-            "run.{}?name=test",
             f"prompt.{{}}?uid=p/2&{name}",
             f"step.{{}}?step=1&{name}",
             f"group.{{}}?id={put}&{name}",

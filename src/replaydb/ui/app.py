@@ -46,14 +46,12 @@ ROUTES: dict[str, View] = {
 }
 #: Downloads of the rows of a view, at its name and the file type, such as `/groups.parquet`.
 DOWNLOADS: dict[str, View] = {
-    "overview": overview_view.download,
     "groups": groups_view.download,
     "group": group_view.download,
     "episode": episode_view.download,
     "compare": episode_view.download_two,
     "prompt": prompt_view.download,
-    "run": runs_view.download,
-    "runs": runs_view.download_all,
+    "runs": runs_view.download,
     "step": step_view.download,
     "steps": step_view.download_all,
     "tokens": episode_view.download_tokens,

@@ -9,13 +9,14 @@ import asyncio
 import io
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -35,13 +36,24 @@ _JSON_COLUMNS = ("tags", "metadata")
 
 
 async def answer(
-    request: Request, rows: Callable[..., analysis.Rows], *arguments: Any, **options: Any
+    request: Request,
+    rows: Callable[..., analysis.Rows],
+    *,
+    positions: Sequence[int] | None = None,
+    **options: Any,
 ) -> Response:
-    """Return `rows(url, ...)` as a file of the type that the path ends with, sent in chunks."""
+    """Return `rows(url, **options)` as a file of the type that the path ends with, in chunks.
+
+    Args:
+        request: The request.
+        rows: Returns the rows.
+        positions: Only the rows of episodes at these positions.
+        options: Further arguments of `rows`.
+    """
     name = request.url.path.rpartition("/")[2]
     kind = name.rpartition(".")[2]
-    found = await asyncio.to_thread(rows, request.app.state.url, *arguments, **options)
-    chunks = _chunks(_FORMATS[kind](found))
+    found = await asyncio.to_thread(rows, request.app.state.url, **options)
+    chunks = _chunks(_FORMATS[kind](found.schema, _batches(found, positions)))
     first = await anext(chunks, b"")  # an error until here still becomes an error page
     return StreamingResponse(
         _with(first, chunks),
@@ -50,28 +62,31 @@ async def answer(
     )
 
 
-def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:
+def _batches(rows: analysis.Rows, positions: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
     left = MAX_ROWS
     for batch in rows.reader():
-        yield batch[:left]
+        if positions is not None:
+            batch = batch.filter(pc.is_in(batch["position"], pa.array(positions)))
+        if batch.num_rows:
+            yield batch[:left]
         left -= batch.num_rows
         if left <= 0:
             return
 
 
-def _parquet(rows: analysis.Rows) -> Iterator[bytes]:
+def _parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     sink = _Sink()
-    with pq.ParquetWriter(pa.PythonFile(sink, "w"), rows.schema) as writer:
-        for batch in _batches(rows):
+    with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema) as writer:
+        for batch in batches:
             writer.write_batch(batch)
             yield sink.take()
     yield sink.take()
 
 
-def _json(rows: analysis.Rows) -> Iterator[bytes]:
+def _json(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield a JSON array of objects."""
     begin = "[\n"
-    for batch in _batches(rows):
+    for batch in batches:
         objects = []
         for row in batch.to_pylist():
             row |= {name: _parse(row[name]) for name in _JSON_COLUMNS if name in row}

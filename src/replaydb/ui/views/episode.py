@@ -12,13 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import analysis
 from replaydb.buffer import Buffer
+from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Turn
 from replaydb.domain.episodes.flat import flatten, restarts
 from replaydb.domain.results import EpisodeInfo, GroupInfo
 from replaydb.errors import InvalidInputError
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from replaydb.ui.differences import Comparison, compared, count_words, words
 from replaydb.ui.pages import buffer_of, choice_of, number_of, optional_number, page
 from replaydb.ui.tokens import (
@@ -124,7 +126,13 @@ async def _download_texts(request: Request, fields: Sequence[str]) -> Response:
     info = await info_of(buffer, number_of(request, "group"))
     infos = await buffer.episodes(info.id, limit=info.num_episodes)
     positions = [_find_info(info, infos, number_of(request, field)).position for field in fields]
-    return await downloads.answer(request, queries.episodes, buffer.name, info.id, positions)
+    return await downloads.answer(
+        request,
+        analysis.episodes,
+        buffer=buffer.name,
+        where=col.id == info.id,
+        positions=positions,
+    )
 
 
 async def download_tokens(request: Request) -> Response:
@@ -134,7 +142,14 @@ async def download_tokens(request: Request) -> Response:
     position = loaded.info_of(number_of(request, "position")).position
     if loaded.content.problem is not None:
         raise InvalidInputError("group", "a group with readable tokens", loaded.content.problem)
-    return await downloads.answer(request, queries.tokens, buffer.name, loaded.group.id, position)
+    return await downloads.answer(
+        request,
+        analysis.tokens,
+        buffer=buffer.name,
+        where=col.id == loaded.group.id,
+        per="token",
+        positions=[position],
+    )
 
 
 async def load_episode(

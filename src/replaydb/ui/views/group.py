@@ -13,8 +13,10 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import analysis
 from replaydb.batch import StoredGroup
 from replaydb.buffer import Buffer
+from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Episode
 from replaydb.domain.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
@@ -28,7 +30,7 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.training import advantages
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 from replaydb.ui.tokens import Excerpt, decoded_text, excerpt
 
@@ -154,7 +156,9 @@ async def download(request: Request) -> Response:
     """Download the episodes of a group with their texts, as rows of `episode_overview`."""
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "id"))
-    return await downloads.answer(request, queries.episodes, buffer.name, info.id)
+    return await downloads.answer(
+        request, analysis.episodes, buffer=buffer.name, where=col.id == info.id
+    )
 
 
 async def load_group(

@@ -14,6 +14,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from replaydb import analysis
 from replaydb.buffer import Buffer
 from replaydb.buffer.store import Store
 from replaydb.database.filters import compiling
@@ -27,7 +28,7 @@ from replaydb.errors import (
     PayloadGoneError,
     UnknownGroupError,
 )
-from replaydb.ui import downloads, queries, readable
+from replaydb.ui import downloads, readable
 from replaydb.ui.addresses import BOUNDS, INDEXED, GroupQuery
 from replaydb.ui.pages import buffer_of, page, store_of
 
@@ -143,9 +144,24 @@ def _parse(params: QueryParams) -> tuple[GroupQuery, InvalidInputError | None]:
 
 
 async def download(request: Request) -> Response:
-    """Download all groups of the query, as rows of `group_overview`."""
+    """Download all groups of the query, as rows of `group_overview`.
+
+    Raises:
+        InvalidInputError: The query searches for a text, which downloads do not support.
+    """
     query, buffer = GroupQuery.of(request.query_params), await buffer_of(request)
-    return await downloads.answer(request, queries.groups, buffer.name, query)
+    if query.text is not None:
+        expected = "no text search in a download; remove this query parameter"
+        raise InvalidInputError("text", expected, repr(query.text[:100]))
+    return await downloads.answer(
+        request,
+        analysis.groups,
+        buffer=buffer.name,
+        tasks=query.task or None,
+        statuses=query.status or None,
+        runs=query.run or None,
+        where=query.condition,
+    )
 
 
 async def condition(store: Store, query: GroupQuery) -> ColumnElement[bool] | None:

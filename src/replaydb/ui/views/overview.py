@@ -27,7 +27,6 @@ from replaydb.operations.monitoring import (
     overdue,
     waits,
 )
-from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
 from replaydb.ui.shared import SharedCache
@@ -131,13 +130,6 @@ async def overview(request: Request) -> Response:
         num_buffers=len(names),
         parts=[(name, PARTS[name], text) for name, text in zip(PARTS, texts, strict=True)],
     )
-
-
-async def download(request: Request) -> Response:
-    """Download the tasks of the buffer, or of all buffers, as rows of `task_overview`."""
-    named = "buffer" in request.query_params
-    name = (await buffer_of(request)).name if named else None
-    return await downloads.answer(request, queries.tasks, name)
 
 
 async def live(request: Request) -> Response:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import analysis
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
 from replaydb.domain import checks
 from replaydb.domain.decoding import Decode
 from replaydb.domain.results import GroupInfo, PromptInfo
 from replaydb.errors import InvalidInputError
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from replaydb.ui.addresses import plain
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
@@ -123,8 +124,10 @@ async def download(request: Request) -> Response:
     """Download the outcomes of the prompt, as rows of `prompt_overview`."""
     buffer = await buffer_of(request)
     task = request.query_params.get("task") or None
-    uid = text_of(request, "uid")
-    return await downloads.answer(request, queries.prompt, buffer.name, uid, task)
+    where = col.prompt_uid == text_of(request, "uid")
+    return await downloads.answer(
+        request, analysis.prompts, buffer=buffer.name, tasks=task, where=where
+    )
 
 
 def _solved(request: Request) -> float | None:

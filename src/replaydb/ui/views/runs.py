@@ -15,7 +15,7 @@ from replaydb import analysis
 from replaydb.buffer.store import Store
 from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import RunInfo, RunStats, VersionTotals
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import as_json, optional_number, page, store_of, text_of
 
@@ -116,19 +116,8 @@ async def runs(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """Download totals of the stored groups of a run, by buffer, task and policy version."""
-    return await _download_groups(request, ("name",))
-
-
-async def download_all(request: Request) -> Response:
-    """Download totals of the stored groups of two runs, or the list of runs."""
-    if request.query_params.get("a") and request.query_params.get("b"):
-        return await _download_groups(request, ("a", "b"))
+    """Download the list of runs."""
     return await downloads.answer(request, analysis.runs)
-
-
-async def _download_groups(request: Request, fields: Sequence[str]) -> Response:
-    return await downloads.answer(request, queries.run_totals, await _names(request, fields))
 
 
 async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:

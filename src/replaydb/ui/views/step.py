@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
+from sqlalchemy import URL
 from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb import analysis
+from replaydb.analysis.tables import Which, draws_of, scan_draws, scanned
 from replaydb.buffer import Buffer
+from replaydb.database.statements.scans import Scan
+from replaydb.database.tables import schema
 from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.errors import UnknownDrawError
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 
@@ -245,12 +249,28 @@ async def download(request: Request) -> Response:
     draw = optional_number(request, "draw")
     return await downloads.answer(
         request,
-        queries.drawn,
-        buffer.name,
+        _drawn,
+        buffer_name=buffer.name,
         step=number_of(request, "step") if draw is None else None,
         run_name=_run(request),
         draw_id=draw,
     )
+
+
+def _drawn(
+    url: str | URL, *, buffer_name: str, step: int | None, run_name: str | None, draw_id: int | None
+) -> analysis.Rows:
+    """Return the groups of one draw of a buffer, or of the draws of a step."""
+    runs = None if run_name is None else [run_name]
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        found = scan_draws(draws_of(ids, runs, None, None))
+        of = schema.draw.c.id == draw_id
+        if draw_id is None:
+            of = schema.draw.c.buffer_id.in_(ids or ()) & (schema.draw.c.step == step)
+        return replace(found, of=of)
+
+    return scanned(url, Which.of(buffer_name), scan)
 
 
 async def steps(request: Request) -> Response:
