@@ -13,7 +13,9 @@ from sqlalchemy import select, update
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Durability, Queue, Store
 from replaydb.database import payloads as outside
+from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs
+from replaydb.database.runtime.transactions import end_in
 from replaydb.database.tables import records
 from replaydb.database.tables.schema import pack, payload, payload_place
 from replaydb.packs import PackDamage, PayloadStore, Range
@@ -239,7 +241,7 @@ async def test_a_draw_can_be_read_during_the_grace_period(
 
     async def late(payload_store: PayloadStore, ranges: Sequence[Range], *, end: float) -> Any:
         assert await buffer.delete(tasks="gsm8k") == 3
-        await outside.remove_marked(store._database, payload_store)
+        await Pruning(store._database, payload_store, end_in(60.0)).remove_marked()
         return await read(payload_store, ranges, end=end)
 
     monkeypatch.setattr(PayloadStore, "read", late)
@@ -488,4 +490,4 @@ async def _remove_all(store: Store, url: str) -> None:
     async with transaction(url) as connection:
         await connection.execute(update(payload_place).values(grace_seconds=-1.0))
     payload_store = await store._payloads._located(asyncio.get_running_loop().time() + 60)
-    await outside.remove_marked(store._database, payload_store)
+    await Pruning(store._database, payload_store, end_in(60.0)).remove_marked()

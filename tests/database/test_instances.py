@@ -22,7 +22,9 @@ import replaydb as rdb
 from replaydb import PayloadsReadOnlyError, PayloadsUnavailableError, Store
 from replaydb.database import payloads as outside
 from replaydb.database.postgresql.administration import PostgresqlAdministration
+from replaydb.database.pruning import Pruning
 from replaydb.database.runtime.session import Session
+from replaydb.database.runtime.transactions import end_in
 from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.operations import examine, verify
 from replaydb.packs import Instance
@@ -101,7 +103,7 @@ async def check_only_reads(url: str) -> None:
             buffer.put(group("refused")),
             buffer.add_episode("open", episode(1.0)),
             store.prune(dry_run=False),
-            outside.remove_marked(store._database, payload_store),
+            Pruning(store._database, payload_store, end_in(60.0)).remove_marked(),
         ):
             with pytest.raises(PayloadsReadOnlyError, match="replaydb db adopt-payloads") as raised:
                 await call

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -31,9 +31,8 @@ logger = logging.getLogger(__name__)
 _Key = tuple[Any, Any]
 Data = memoryview | PackDamage
 
-#: Interval at which puts remove and compact packs, and the number of packs per removal.
+#: Interval at which puts remove and compact packs.
 TIDY_SECONDS = 60.0
-TIDY_PACKS = 256
 
 
 class Payloads:
@@ -184,9 +183,9 @@ class Payloads:
         pruning = Pruning(
             self._database,
             await self._located(end),
+            end,
             dry_run=dry_run,
             min_age=min_age,
-            end=end,
             progress=progress,
         )
         async with self._call():
@@ -339,16 +338,8 @@ class Payloads:
         """
         try:
             payload_store = await self._located(end_in(allowance()))
-            while await remove_marked(self._database, payload_store):
-                pass
-            pruning = Pruning(
-                self._database,
-                payload_store,
-                dry_run=False,
-                min_age=0.0,
-                end=end_in(BULK_SECONDS),
-                progress=None,
-            )
+            pruning = Pruning(self._database, payload_store, end_in(BULK_SECONDS))
+            await pruning.remove_marked()
             await pruning.compact(self._damaged)
         except ReplayDBError as error:
             logger.warning("unused packs were not removed or compacted: %s", error)
@@ -384,35 +375,6 @@ class Payloads:
         if size and self.cache is None:
             self.cache = RangeCache(size)
         return payload_store
-
-
-async def remove_marked(database: Database, payload_store: PayloadStore) -> bool:
-    """Remove packs that were marked for deletion longer ago than the grace period, up to a limit.
-
-    Returns:
-        Whether there may be more.
-
-    Raises:
-        PayloadsReadOnlyError: Another instance of the database owns the packs.
-    """
-
-    def find(session: Session) -> Sequence[int]:
-        return packs.removable(session, session.now(), TIDY_PACKS)
-
-    # Even if nothing can be removed: a standby that was promoted becomes the owner here.
-    await payload_store.claim(end_in(allowance()))
-    ids = await database.read(find)
-    if not ids:
-        return False
-
-    def begin_removal(session: Session) -> dict[int, str]:
-        return packs.begin_removal(session, ids, session.now())
-
-    removing = await database.write(begin_removal)
-    await payload_store.remove(removing.values(), end=end_in(allowance()))
-    gone: Collection[int] = removing.keys()
-    await database.write(lambda session: packs.delete_rows(session, gone))
-    return len(ids) == TIDY_PACKS and bool(removing)
 
 
 def _key(part: Facts) -> _Key:

@@ -48,11 +48,11 @@ class Pruning:
         self,
         database: Database,
         payload_store: PayloadStore,
-        *,
-        dry_run: bool,
-        min_age: float,
         end: float,
-        progress: Callable[[PruneReport], object] | None,
+        *,
+        dry_run: bool = False,
+        min_age: float = 0.0,
+        progress: Callable[[PruneReport], object] | None = None,
     ) -> None:
         self.report = PruneReport(dry_run)
         self._database = database
@@ -74,10 +74,11 @@ class Pruning:
             instance = await self._read(self._database.backend.administration.instance)
             if (refused := self._payload_store.refusal(marker, instance)) is not None:
                 self.report = replace(self.report, refused=str(refused))
-        else:
-            await self._payload_store.claim(self._end)
-        now = await self._database.read(lambda session: session.now(), end=self._end)
-        await self._prune_marked(now)
+        now = await self._read(lambda session: session.now())
+        total = await self._read(lambda session: packs.removable_total(session, now))
+        self._found(num_marked=total.packs, marked_bytes=total.bytes)
+        if not self.report.dry_run:
+            await self.remove_marked()
         await self._mark_unmarked(now)
         page: list[Listed] = []
         async for each in self._payload_store.listed(end=self._end):
@@ -89,22 +90,34 @@ class Pruning:
         await self.compact()
         return self.report
 
-    async def _prune_marked(self, now: datetime) -> None:
-        """Count and remove the packs that were marked longer ago than the grace period."""
-        total = await self._read(lambda session: packs.removable_total(session, now))
-        self._found(num_marked=total.packs, marked_bytes=total.bytes)
-        while not self.report.dry_run:
-            ids = await self._read(lambda session: packs.removable(session, now, _PAGE))
-            if not await self._remove(partial(packs.begin_removal, ids=ids, now=now)):
+    async def remove_marked(self) -> None:
+        """Remove the packs that were marked for deletion longer ago than the grace period.
+
+        Raises:
+            PayloadsReadOnlyError: Another instance of the database owns the packs.
+        """
+
+        def find(session: Session) -> Sequence[int]:
+            return packs.removable(session, session.now(), _PAGE)
+
+        def begin_removal(session: Session) -> Mapping[int, str]:
+            return packs.begin_removal(session, ids, session.now())
+
+        # Even if nothing can be removed: a standby that was promoted becomes the owner here.
+        await self._payload_store.claim(self._end)
+        while ids := await self._read(find):
+            removing = await self._write(begin_removal)
+            if not removing:
                 break
+            await self._payload_store.remove(removing.values(), end=self._end)
+            await self._write(partial(packs.delete_rows, ids=removing.keys()))
 
     async def _mark_unmarked(self, now: datetime) -> None:
         """Count and mark the packs without live parts that were never marked for deletion."""
         total = await self._read(packs.unmarked_total)
         self._found(num_unmarked=total.packs, unmarked_bytes=total.bytes)
         if total.packs and not self.report.dry_run:
-            mark = partial(packs.mark_unmarked, now=now)
-            await self._database.write(mark, end=self._end)
+            await self._write(partial(packs.mark_unmarked, now=now))
 
     async def _prune_orphans(self, page: Sequence[Listed], now: datetime) -> None:
         """Count and remove the orphans among listed objects."""
@@ -118,7 +131,7 @@ class Pruning:
 
         if orphans and not self.report.dry_run:
             claim = partial(packs.claim_orphans, names=orphans.keys(), now=now)
-            claimed = await self._database.write(claim, end=self._end)
+            claimed = await self._write(claim)
             await self._payload_store.remove(claimed.values(), end=self._end)
         self._found(
             num_packs=len(page),
@@ -126,16 +139,6 @@ class Pruning:
             num_orphans=len(orphans),
             orphan_bytes=sum(orphans.values()),
         )
-
-    async def _remove(self, claim: Callable[[Session], Mapping[int, str]]) -> bool:
-        """Claim packs, so that no put can use them, and remove them. Returns whether any were."""
-        claimed = await self._database.write(claim, end=self._end)
-        if claimed:
-            await self._payload_store.remove(claimed.values(), end=self._end)
-            await self._database.write(
-                partial(packs.delete_rows, ids=claimed.keys()), end=self._end
-            )
-        return bool(claimed)
 
     async def compact(self, skip: set[int] | None = None) -> None:
         """Copy the live parts of mostly dead packs into new packs.
@@ -187,10 +190,13 @@ class Pruning:
             now = session.now()
             return packs.repoint(session, pack_id, new, size, moves, now)
 
-        return size if await self._database.write(repoint, end=self._end) else 0
+        return size if await self._write(repoint) else 0
 
     async def _read(self, work: Callable[[Session], T]) -> T:
         return await self._database.read(work, end=self._end)
+
+    async def _write(self, work: Callable[[Session], T]) -> T:
+        return await self._database.write(work, end=self._end)
 
     def _found(self, **more: int) -> None:
         """Add to the findings, and report them to `progress`."""

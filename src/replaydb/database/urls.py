@@ -68,36 +68,13 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 #: Environment variables that set a parameter which is not in the URL. The driver reads the names
 #: of the user and the database, and the password, itself.
 _VARIABLES: Mapping[str, str] = {
+    **{
+        f"PG{name.replace('_', '').upper()}": name
+        for name in (*_UNSUPPORTED, *_CHOICES, *_FILES, "options", "krbsrvname")
+        if name not in {"pgbouncer", "passfile"}
+    },
     "PGAPPNAME": "application_name",
-    "PGCHANNELBINDING": "channel_binding",
-    "PGCLIENTENCODING": "client_encoding",
     "PGCONNECT_TIMEOUT": "connect_timeout",
-    "PGGSSDELEGATION": "gssdelegation",
-    "PGGSSENCMODE": "gssencmode",
-    "PGGSSLIB": "gsslib",
-    "PGHOSTADDR": "hostaddr",
-    "PGKRBSRVNAME": "krbsrvname",
-    "PGLOADBALANCEHOSTS": "load_balance_hosts",
-    "PGMAXPROTOCOLVERSION": "max_protocol_version",
-    "PGMINPROTOCOLVERSION": "min_protocol_version",
-    "PGOPTIONS": "options",
-    "PGREQUIREAUTH": "require_auth",
-    "PGREQUIREPEER": "requirepeer",
-    "PGREQUIRESSL": "requiressl",
-    "PGSERVICE": "service",
-    "PGSSLCERT": "sslcert",
-    "PGSSLCERTMODE": "sslcertmode",
-    "PGSSLCOMPRESSION": "sslcompression",
-    "PGSSLCRL": "sslcrl",
-    "PGSSLCRLDIR": "sslcrldir",
-    "PGSSLKEY": "sslkey",
-    "PGSSLMAXPROTOCOLVERSION": "ssl_max_protocol_version",
-    "PGSSLMINPROTOCOLVERSION": "ssl_min_protocol_version",
-    "PGSSLMODE": "sslmode",
-    "PGSSLNEGOTIATION": "sslnegotiation",
-    "PGSSLROOTCERT": "sslrootcert",
-    "PGSSLSNI": "sslsni",
-    "PGTARGETSESSIONATTRS": "target_session_attrs",
 }
 #: Environment variables that set a parameter of the session.
 _SETTINGS: Mapping[str, str] = {

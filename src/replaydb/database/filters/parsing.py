@@ -73,7 +73,7 @@ class Expression:
     where: ColumnElement[bool]
 
 
-def parsed(text: str, field: str = "where") -> Expression:
+def parsed(text: str) -> Expression:
     """Parse a filter.
 
     Names are columns of `replaydb.col`; the prefixes `col.`, `rdb.col.` and `replaydb.col.` are
@@ -81,42 +81,38 @@ def parsed(text: str, field: str = "where") -> Expression:
 
     Args:
         text: The filter, on one or several lines.
-        field: Name of the field in errors.
 
     Raises:
         InvalidInputError: The filter is invalid. The error has the position and the allowed syntax.
     """
     if len(text) > MAX_CHARACTERS:
-        raise InvalidInputError(field, f"at most {MAX_CHARACTERS} characters", len(text))
+        raise InvalidInputError("where", f"at most {MAX_CHARACTERS} characters", len(text))
     line = " ".join(text.splitlines()).strip()
-    tree = _tree(line, field)
-    where = _Reader(line, field).condition(tree)
-    try:
-        compiling.checked(where)
-    except InvalidInputError as error:
-        raise InvalidInputError(field, error.expected, error.actual) from None
+    tree = _tree(line)
+    where = _Reader(line).condition(tree)
+    compiling.checked(where)
     return Expression(ast.unparse(tree), where)
 
 
-def _tree(line: str, field: str) -> ast.expr:
+def _tree(line: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences in strings
             return ast.parse(line, mode="eval").body
     except SyntaxError as error:
         position = f"at character {error.offset}" if error.offset else "(unknown position)"
-        raise InvalidInputError(field, _ALLOWED, f"{error.msg} {position}") from None
+        raise InvalidInputError("where", _ALLOWED, f"{error.msg} {position}") from None
     except (ValueError, MemoryError, RecursionError) as error:
         # Surrogates, NUL characters, or too deep nesting.
-        raise InvalidInputError(field, _ALLOWED, f"text that cannot be parsed ({error})") from None
+        shown = f"text that cannot be parsed ({error})"
+        raise InvalidInputError("where", _ALLOWED, shown) from None
 
 
 class _Reader:
     """Translates a syntax tree to a filter."""
 
-    def __init__(self, line: str, field: str) -> None:
+    def __init__(self, line: str) -> None:
         self._line = line
-        self._field = field
         self._depth = 0
 
     def condition(self, node: ast.expr) -> ColumnElement[bool]:
@@ -285,7 +281,7 @@ class _Reader:
         shown = source if len(source) <= _MAX_SHOWN else f"{source[:_MAX_SHOWN]}..."
         reason = f" ({why})" if why is not None else ""
         actual = f"{shown!r} at character {position}{reason}"
-        raise InvalidInputError(self._field, expected, actual) from None
+        raise InvalidInputError("where", expected, actual) from None
 
 
 _PREFIXES = ("col", "rdb.col", "replaydb.col")
