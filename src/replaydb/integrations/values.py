@@ -18,8 +18,9 @@ from replaydb import InvalidInputError
 from replaydb.util.escapes import escape
 
 Arrays = dict[str, Any]
-#: Dataclasses, pydantic models and enumerations that values can contain, by qualified name. Only
-#: these are created, because stored data must not decide which class is instantiated.
+#: Classes whose instances values can contain, by qualified name: dataclasses, pydantic models,
+#: enumerations, and classes whose objects consist of their attributes. Only these are created,
+#: because stored data must not decide which class is instantiated.
 Classes = Mapping[str, type]
 
 _EXPECTED = "numbers, text, bytes, arrays, tensors, lists, sets, mappings and known classes"
@@ -134,7 +135,8 @@ def create(kind: type, state: Any) -> Any:
     """Create a member of an enumeration from its value, or another object from its fields.
 
     The object is created without calling `__init__`, which can change the fields, and without
-    validation; pydantic runs `model_post_init`. Fields that the class no longer has are dropped.
+    validation; pydantic runs `model_post_init`. Fields that a dataclass or model no longer has are
+    dropped.
 
     Raises:
         InvalidInputError: The enumeration does not have the value, or a field of a dataclass is not
@@ -145,13 +147,16 @@ def create(kind: type, state: Any) -> Any:
             return kind(state)
         except ValueError:
             raise InvalidInputError(kind.__qualname__, "one of its values", repr(state)) from None
-    if not is_dataclass(kind):
-        model: Any = kind
+    model: Any = kind
+    if hasattr(model, "model_construct"):
         made = model.model_construct(**state)
         # `model_post_init` can have changed fields.
         vars(made).update((name, state[name]) for name in model.model_fields if name in state)
         return made
     made = object.__new__(kind)
+    if not is_dataclass(kind):
+        vars(made).update(state)
+        return made
     for one in fields(kind):
         if one.name in state:
             value = state[one.name]
@@ -296,7 +301,7 @@ def _state(value: Any) -> Any:
         return value.value
     if is_dataclass(value):
         return {one.name: getattr(value, one.name) for one in fields(value)}
-    return dict(value)
+    return dict(value) if hasattr(value, "model_fields_set") else vars(value)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import torch
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.utils import concatenate_generator_outputs
 
 import replaydb as rdb
-from replaydb.integrations.values import decode, encode, to_tensor
+from replaydb.integrations.values import Arrays, decode, encode, to_tensor
 from replaydb.training import merge_turns
 
 _TASK = "skyrl"
@@ -22,6 +20,7 @@ _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_l
 _METRICS = "env_metrics"
 _SPLITS = "trajectory_time_splits"  # a dict of lists; every other field is one list
 _TIMES = "trajectory_generation_times"
+_TOTALS = "rollout_metrics"  # of all rows
 _OF_ROWS = ("is_last_step", _TIMES, _SPLITS, _METRICS)
 _ARRAYS = ("pixel_values", "image_grid_thw", _EXPERTS)
 _COLUMNS = ("prompt_token_ids", *_OF_TURNS, "trajectory_ids", *_OF_ROWS, *_ARRAYS)
@@ -55,12 +54,13 @@ def to_groups(
     """
     rows = _rows(output)
     of_rows = _uids(output, uids)
-    metrics = _to_json("rollout_metrics", output.get("rollout_metrics"))
+    arrays: Arrays = {}
+    metrics = encode(_TOTALS, output.get(_TOTALS), arrays)
+    tags = {"step_wise": _is_step_wise(output), _TOTALS: metrics}
     groups = []
     for uid, members in groupby(_trajectories(rows), lambda some: of_rows[some[0]["position"]]):
         episodes = [_to_episode(some, step) for some in members]
-        tags = {"step_wise": _is_step_wise(output), "rollout_metrics": metrics}
-        groups.append(rdb.EpisodeGroup(_TASK, episodes, prompt_uid=uid, tags=tags))
+        groups.append(rdb.EpisodeGroup(_TASK, episodes, prompt_uid=uid, tags=tags, extras=arrays))
     return groups
 
 
@@ -69,9 +69,9 @@ def split(output: GeneratorOutput, uids: Sequence[str]) -> dict[str, GeneratorOu
     rows: dict[str, list[Row]] = {}
     for uid, row in zip(_uids(output, uids), _rows(output), strict=True):
         rows.setdefault(uid, []).append(row)
-    metrics = output.get("rollout_metrics")
+    metrics = output.get(_TOTALS)
     return {
-        uid: {**{name: _column(name, some) for name in _COLUMNS}, "rollout_metrics": metrics}
+        uid: {**{name: _column(name, some) for name in _COLUMNS}, _TOTALS: metrics}
         for uid, some in rows.items()
     }
 
@@ -170,35 +170,19 @@ def _is_list(value: Any) -> bool:
 
 def _rows(output: Mapping[str, Any]) -> list[Row]:
     number = len(output["response_ids"])
-    columns = {name: of for name, of in output.items() if name not in ("rollout_metrics", _SPLITS)}
-    columns |= {f"{_SPLITS}.{name}": of for name, of in (output.get(_SPLITS) or {}).items()}
+    columns = {name: of for name, of in output.items() if of is not None and name != _TOTALS}
+    if _SPLITS in columns:
+        columns[_SPLITS] = _in_rows(columns[_SPLITS], number, f"{_SPLITS}.")
+    return _in_rows({"position": range(number), **columns}, number)
+
+
+def _in_rows(columns: Mapping[str, Any], number: int, prefix: str = "") -> list[Row]:
+    """Return the values of each row by the names of their columns."""
     for name, of in columns.items():
-        if of is not None and len(of) != number:
-            raise rdb.InvalidInputError(name, f"one for each of {number} rows", len(of))
-    return [_row(output, i) for i in range(number)]
-
-
-def _to_json(field: str, value: Any) -> str:
-    """Return metrics as JSON text, because JSON columns accept no NaN."""
-    try:
-        return json.dumps(value, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise rdb.InvalidInputError(field, "numbers and text", error) from error
-
-
-def _plain(value: Any) -> Any:
-    """Convert a scalar to a number, and an array or tensor to lists."""
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
-        return value.tolist()
-    raise TypeError(type(value).__name__)
-
-
-def _row(output: Mapping[str, Any], i: int) -> Row:
-    fields = {name: of for name, of in output.items() if name != "rollout_metrics"}
-    row = {name: of[i] for name, of in fields.items() if of is not None and name != _SPLITS}
-    if (splits := output.get(_SPLITS)) is not None:
-        row[_SPLITS] = {name: of[i] for name, of in splits.items()}
-    return {"position": i, **row}
+        if len(of) != number:
+            expected = f"one for each of {number} rows"
+            raise rdb.InvalidInputError(f"{prefix}{name}", expected, len(of))
+    return [{name: of[i] for name, of in columns.items()} for i in range(number)]
 
 
 def _column(name: str, rows: Sequence[Row]) -> Any:
@@ -226,15 +210,9 @@ def _trajectories(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield some
 
 
-def _to_turn(row: Row, step: int | None) -> rdb.Turn:
+def _to_turn(row: Row, step: int | None, arrays: Arrays) -> rdb.Turn:
     rewards = row["rewards"]
     of_tokens = _is_list(rewards)
-    metadata = {name: row[name] for name in _OF_ROWS if name in row}
-    if metadata.get(_METRICS) is not None:
-        metadata[_METRICS] = _to_json(_METRICS, metadata[_METRICS])
-    for name in (_TIMES, _SPLITS):  # a time can be NaN
-        if name in metadata:
-            metadata[name] = encode(name, metadata[name], {})
     mask = row["loss_masks"]
     if _is_list(mask) and all(one in (0, 1) for one in mask):  # numbers of any type
         mask = [bool(one) for one in mask]
@@ -247,7 +225,7 @@ def _to_turn(row: Row, step: int | None) -> rdb.Turn:
         token_rewards=rewards if of_tokens else None,
         policy_version=step,
         finish_reason=row.get("stop_reasons"),
-        metadata=metadata,
+        metadata={name: encode(name, row[name], arrays) for name in _OF_ROWS if name in row},
     )
 
 
@@ -261,12 +239,10 @@ def _to_episode(rows: Sequence[Row], step: int | None) -> rdb.Episode:
     metadata: dict[str, Any] = {_LISTS: lists} if lists else {}
     if which is not None:
         metadata["repetition_id"] = which.repetition_id
+    extras: Arrays = arrays | {name: np.asarray(arrays[name], np.int32) for name in lists}
     return rdb.Episode(
-        turns=[_to_turn(row, step) for row in rows],
-        extras={
-            name: np.asarray(array, np.int32) if name in lists else array
-            for name, array in arrays.items()
-        },
+        turns=[_to_turn(row, step, extras) for row in rows],
+        extras=extras,
         metadata=metadata,
     )
 
@@ -280,10 +256,14 @@ def to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
         arrays = {
             name: _array(name, of, name in episode.metadata.get(_LISTS, ()))
             for name, of in episode.extras.items()
+            if name in _ARRAYS
         }
-        rows += [{**_of_turn(turn), "trajectory_ids": which, **arrays} for turn in episode.turns]
+        rows += [
+            {**_of_turn(turn, episode.extras), "trajectory_ids": which, **arrays}
+            for turn in episode.turns
+        ]
     output = {name: _column(name, rows) for name in _COLUMNS}
-    return {**output, "rollout_metrics": json.loads(group.tags["rollout_metrics"])}
+    return {**output, _TOTALS: decode(group.tags[_TOTALS], group.extras)}
 
 
 def _array(name: str, array: Any, is_list: bool) -> Any:
@@ -293,11 +273,8 @@ def _array(name: str, array: Any, is_list: bool) -> Any:
     return np.array(array) if name == _EXPERTS else to_tensor(array)
 
 
-def _of_turn(turn: rdb.Turn) -> Row:
+def _of_turn(turn: rdb.Turn, extras: Mapping[str, Any]) -> Row:
     rewards, logprobs = turn.token_rewards, turn.logprobs
-    its = {name: decode(value, {}) for name, value in turn.metadata.items()}
-    if its.get(_METRICS) is not None:
-        its[_METRICS] = json.loads(its[_METRICS])
     return {
         "prompt_token_ids": turn.prompt_ids.tolist(),
         "response_ids": turn.response_ids.tolist(),
@@ -305,5 +282,5 @@ def _of_turn(turn: rdb.Turn) -> Row:
         "loss_masks": turn.loss_mask.astype(int).tolist(),
         "stop_reasons": turn.finish_reason,
         "rollout_logprobs": None if logprobs is None else logprobs.tolist(),
-        **its,
+        **{name: decode(value, extras) for name, value in turn.metadata.items()},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,6 +15,10 @@ import replaydb as rdb
 from replaydb.integrations.values import Arrays, decode, encode
 from replaydb.training import merge_turns
 
+#: torchtitan's metrics and their types, which values can contain.
+_METRICS = {
+    kind.__qualname__: kind for kind in map(vars(m).get, m.__all__) if isinstance(kind, type)
+}
 #: The task of all groups: mixing tasks is left to the rollouter.
 TASK = "rollouts"
 
@@ -37,13 +40,16 @@ def to_group(
             value that `replaydb.integrations.values` cannot encode, or a metric does not have one
             of torchtitan's types.
     """
+    arrays: Arrays = {}
+    metrics = encode("metrics", group.metrics, arrays, _METRICS)
     return rdb.EpisodeGroup(
         TASK,
         [_to_episode(rollout) for rollout in group.rollouts],
         group_uid=str(group.group_id),
         status="completed" if group.rollouts else "failed",
-        tags={"group_id": group.group_id, "metrics": _to_json(group.metrics)},
+        tags={"group_id": group.group_id, "metrics": metrics},
         prompt=prompt,
+        extras=arrays,
     )
 
 
@@ -53,7 +59,7 @@ def to_rollout_group(group: rdb.EpisodeGroup) -> RolloutGroup:
     return RolloutGroup(
         group_id=group_id,
         rollouts=[_to_rollout(episode, group_id) for episode in group.episodes],
-        metrics=_to_metrics(group.tags.get("metrics", "[]")),
+        metrics=decode(group.tags.get("metrics", []), group.extras, _METRICS),
     )
 
 
@@ -153,12 +159,11 @@ def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
 
 
 #: Fields of a turn that are stored as metadata.
-_OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards")
+_OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards", "metrics")
 
 
 def _to_turn(turn: RolloutTurn, arrays: Arrays) -> rdb.Turn:
-    metadata = {name: encode(name, getattr(turn, name), arrays) for name in _OF_TURNS}
-    metadata["metrics"] = _to_json(turn.metrics)
+    metadata = {name: encode(name, getattr(turn, name), arrays, _METRICS) for name in _OF_TURNS}
     if len(turn.completion_token_ids) < 2:  # no token has the newest version
         metadata["max_policy_version"] = turn.max_policy_version
     return rdb.Turn(
@@ -181,8 +186,7 @@ def _to_rollout_turn(
         completion_logprobs=[] if turn.logprobs is None else turn.logprobs.tolist(),
         min_policy_version=lowest,
         max_policy_version=highest,
-        metrics=_to_metrics(turn.metadata["metrics"]),
-        **{name: decode(turn.metadata[name], arrays) for name in _OF_TURNS},
+        **{name: decode(turn.metadata[name], arrays, _METRICS) for name in _OF_TURNS},
     )
 
 
@@ -199,24 +203,3 @@ def _versions_of(turn: rdb.Turn) -> tuple[int | None, int | None]:
     if isinstance(versions, np.ndarray):
         return int(versions.min()), int(versions.max())
     return versions, turn.metadata.get("max_policy_version", versions)
-
-
-def _to_json(metrics: list[m.Metric]) -> str:
-    """Return metrics as JSON text, because JSON columns refuse the infinity of empty metrics."""
-    kinds = {type(one.value).__name__ for one in metrics}
-    if unknown := sorted(kinds - set(m.__all__)):
-        raise rdb.InvalidInputError("metrics", "values of torchtitan's types", unknown)
-    rows = [[one.key, type(one.value).__name__, vars(one.value)] for one in metrics]
-    try:
-        return json.dumps(rows, default=lambda scalar: scalar.item())  # of numpy or torch
-    except (AttributeError, TypeError, ValueError) as error:
-        raise rdb.InvalidInputError("metrics", "numbers", error) from error
-
-
-def _to_metrics(text: str) -> list[m.Metric]:
-    metrics = []
-    for key, kind, values in json.loads(text):
-        value = object.__new__(getattr(m, kind))
-        vars(value).update(values)
-        metrics.append(m.Metric(key, value))
-    return metrics
