@@ -12,17 +12,11 @@ from sqlalchemy import delete, insert, select
 from replaydb import Buffer, EpisodeGroup, Store
 from replaydb.database.postgresql.combined_writes import MAX_BYTES
 from replaydb.database.repository.groups import select_facts
-from replaydb.database.repository.lineage import insert_draw_groups, insert_known_draw
-from replaydb.database.repository.puts import insert_groups
 from replaydb.database.repository.tasks import update_tasks
 from replaydb.database.runtime.prepared import Write
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import update_each_group
-from replaydb.database.statements.payload import (
-    insert_episodes,
-    insert_payloads,
-    insert_transcripts,
-)
+from replaydb.database.statements.insertion import insert_into
 from replaydb.database.tables.schema import (
     draw,
     draw_group,
@@ -37,14 +31,7 @@ from support.groups import episode as an_episode
 from support.groups import group, groups
 from support.watching import recorded
 
-INSERTS = {
-    episode_group: insert_groups,
-    episode: insert_episodes,
-    payload: insert_payloads,
-    transcript: insert_transcripts,
-    draw: insert_known_draw,
-    draw_group: insert_draw_groups,
-}
+TABLES = (episode_group, episode, payload, transcript, draw, draw_group)
 
 
 def rows_of(session: Session, table: Any) -> list[dict[str, Any]]:
@@ -82,17 +69,17 @@ async def test_inserted_rows_have_the_given_values(
     await buffer.sample(3)
 
     def again(session: Session) -> int:
-        before = {table: rows_of(session, table) for table in INSERTS}
+        before = {table: rows_of(session, table) for table in TABLES}
         assert all(before.values())
-        for table in reversed(INSERTS):
+        for table in reversed(TABLES):
             session.run(delete(table))
-        writes = [Write(INSERTS[table](), rows) for table, rows in before.items()]
+        writes = [Write(insert_into(table), rows) for table, rows in before.items()]
         num_statements = write(session, writes, statements)
-        assert {table: rows_of(session, table) for table in INSERTS} == before
+        assert {table: rows_of(session, table) for table in TABLES} == before
         return num_statements
 
     num_statements = await store._database.write(again)
-    assert num_statements == (1 if engine_name == "postgresql" else len(INSERTS))
+    assert num_statements == (1 if engine_name == "postgresql" else len(TABLES))
 
 
 async def test_each_row_is_updated_by_its_id(
@@ -109,7 +96,7 @@ async def test_each_row_is_updated_by_its_id(
         [(task_id,)] = session.run(select(task.c.id))
         writes = [
             Write(update_each_group(), changes),
-            Write(insert_draw_groups(), ()),
+            Write(insert_into(draw_group), ()),
             Write(update_tasks(), [{"task_id": task_id, "num_sampled": 9}]),
         ]
         with session.core.begin_nested() as changed:
@@ -138,7 +125,7 @@ async def test_large_rows_are_written_one_table_after_the_other(
         [(group_id,)] = session.run(select(episode_group.c.id))
         texts = [{"group_id": group_id, "position": n, "text": text} for n in range(3)]
         writes = [
-            Write(insert_transcripts(), texts),
+            Write(insert_into(transcript), texts),
             Write(update_each_group(), [{"group_id": group_id, "status_reason": "why"}]),
         ]
         with session.core.begin_nested() as added:

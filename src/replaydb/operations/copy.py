@@ -32,7 +32,7 @@ from replaydb.database.runtime.transactions import (
     allowance,
     end_in,
 )
-from replaydb.database.statements.payload import insert_payloads
+from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.table_ranges import Family, families
 from replaydb.database.tables.records import PayloadRecord
 from replaydb.database.tables.schema import episode_group, payload
@@ -273,7 +273,7 @@ class _Copying:
                 record.row(one.group_id, one.part) | {"codec_version": one.codec_version}
                 for record, (one, _) in zip(records, sound, strict=True)
             ]
-            session.run_many(insert_payloads(), parts)
+            session.run_many(insert_into(payload), parts)
 
         await self._write(insert, end)
         self.update_report(num_payloads=len(records), num_bytes=size)

@@ -8,12 +8,9 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy import Select, Update, bindparam, func, select, update
 
-from replaydb.database.runtime.prepared import (
-    Write,
-    prepared,
-)
+from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import (
     BUFFER_ROWS,
@@ -21,6 +18,7 @@ from replaydb.database.statements.buffer import (
     select_run,
     turn_of_buffer,
 )
+from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.tables.expressions import bytewise
 from replaydb.database.tables.schema import buffer, episode_group, run, task
 from replaydb.domain.results import BufferInfo, RunInfo
@@ -106,7 +104,7 @@ def find_or_add_run(
     if rows:
         return RunRow(rows[0].id, rows[0].lineage)
     values = {"name": name, "lineage": lineage, "started_at": now, "metadata": dict(metadata)}
-    return RunRow(session.inserted_id(insert_run(), values), lineage)
+    return RunRow(session.inserted_id(insert_one_into(run), values), lineage)
 
 
 def find(session: Session, name: str) -> BufferRow | None:
@@ -125,7 +123,7 @@ def create(session: Session, name: str, settings: BufferSettings, now: datetime)
         "limited_samples": 0,
         "created_at": now,
     }
-    session.run_many(insert_buffer(), [values])
+    session.run_many(insert_into(buffer), [values])
 
 
 def state(session: Session, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
@@ -177,6 +175,14 @@ def task_names(session: Session, buffer_id: int) -> list[str]:
     return [row.task_name for row in session.run(select_task_names(buffer_id))]
 
 
+#: Columns of a new task that have no default: its clocks and counters are 0.
+_ZEROS: dict[str, Any] = {
+    column.name: 0
+    for column in task.c
+    if not (column.nullable or column.primary_key or column.server_default)
+}
+
+
 def ensure_tasks(session: Session, buffer_id: int, name: str, wanted: Collection[str]) -> list[str]:
     """Insert the tasks that the buffer does not have yet. Call it before any task is locked.
 
@@ -187,30 +193,16 @@ def ensure_tasks(session: Session, buffer_id: int, name: str, wanted: Collection
     existing = task_names(session, buffer_id)
     missing = [task_name for task_name in wanted if task_name not in existing]
     if missing:
-        session.run_many(
-            insert_tasks(),
-            [
-                {
-                    "buffer_id": buffer_id,
-                    "task_name": task_name,
-                    "max_staleness": settings.max_staleness_of(task_name),
-                    "uniform_clock": 0.0,
-                    "priority_clock": 0.0,
-                    "random_counter": 0,
-                    "num_available": 0,
-                    "total_weight": 0.0,
-                    "weight_error": 0.0,
-                    "num_pending": 0,
-                    "num_leased": 0,
-                    "stored_groups": 0,
-                    "stored_tokens": 0,
-                    "stored_bytes": 0,
-                    "num_inserted": 0,
-                    "num_sampled": 0,
-                }
-                for task_name in missing
-            ],
-        )
+        rows = [
+            _ZEROS
+            | {
+                "buffer_id": buffer_id,
+                "task_name": task_name,
+                "max_staleness": settings.max_staleness_of(task_name),
+            }
+            for task_name in missing
+        ]
+        session.run_many(insert_into(task), rows)
     return missing
 
 
@@ -251,12 +243,6 @@ def select_runs() -> Select[Any]:
     return select(run).order_by(run.c.id)
 
 
-@cache
-def insert_run() -> Insert:
-    """Insert a run, given as a dict of its columns. Returns its id."""
-    return insert(run).returning(run.c.id)
-
-
 def select_buffer_named(name: str) -> Select[Any]:
     """Select the row of a buffer by name."""
     return BUFFER_ROWS.where(buffer.c.name == name)
@@ -286,12 +272,6 @@ def select_buffers() -> Select[Any]:
 
 
 @cache
-def insert_buffer() -> Insert:
-    """Insert a buffer, given as a dict of its columns."""
-    return insert(buffer)
-
-
-@cache
 def update_buffers() -> Update:
     """Change buffers, given as dicts of `of_buffer` and the columns to change."""
     return update(buffer).where(buffer.c.id == bindparam("of_buffer"))
@@ -300,12 +280,6 @@ def update_buffers() -> Update:
 def select_task_names(buffer_id: int) -> Select[str]:
     """Select the names of the tasks of a buffer."""
     return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
-
-
-@cache
-def insert_tasks() -> Insert:
-    """Insert tasks, given as dicts of their columns."""
-    return insert(task)
 
 
 def select_available(buffer_id: int) -> Select[Any]:

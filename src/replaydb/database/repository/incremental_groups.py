@@ -19,16 +19,12 @@ from replaydb.database.repository.transitions import Change
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS, select_known_uids, update_each_group
-from replaydb.database.statements.payload import (
-    insert_episodes,
-    insert_payloads,
-    insert_transcripts,
-    select_episodes,
-)
+from replaydb.database.statements.insertion import insert_into
+from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
-from replaydb.database.tables.schema import episode, group
+from replaydb.database.tables.schema import episode, group, payload, transcript
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
@@ -194,9 +190,9 @@ def _insert(session: Session, added: Sequence[_Added]) -> None:
         payloads.append(record.payload.row(group_id, position))
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
-    session.run_many(insert_episodes(), episodes)
-    session.run_many(insert_payloads(), payloads)
-    session.run_many(insert_transcripts(), transcripts)
+    session.run_many(insert_into(episode), episodes)
+    session.run_many(insert_into(payload), payloads)
+    session.run_many(insert_into(transcript), transcripts)
 
 
 def _summarise(

@@ -5,22 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import (
-    ColumnElement,
-    Delete,
-    Insert,
-    Select,
-    Update,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Delete, Select, Update, delete, func, select, update
 
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Contents, Drawn
@@ -29,6 +17,7 @@ from replaydb.database.repository.transitions import Change
 from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS
+from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.statements.lease import select_leased
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.database.tables.expressions import among
@@ -56,8 +45,8 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
     }
     lease_id = buffer.found.lease_id
     if lease_id is None:
-        return buffer.session.inserted_id(insert_lease(), values)
-    buffer.session.postpone(Write(insert_known_lease(), [{"id": lease_id, **values}]))
+        return buffer.session.inserted_id(insert_one_into(lease), values)
+    buffer.session.postpone(Write(insert_into(lease), [{"id": lease_id, **values}]))
     return lease_id
 
 
@@ -357,18 +346,6 @@ def _ids(rows: Sequence[Any]) -> list[int]:
 def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
     """Return the rows that meet a condition, and the others."""
     return [row for row in rows if first(row)], [row for row in rows if not first(row)]
-
-
-@cache
-def insert_lease() -> Insert:
-    """Insert a lease, given as a dict of its columns. Returns its id."""
-    return insert(lease).returning(lease.c.id)
-
-
-@cache
-def insert_known_lease() -> Insert:
-    """Insert a lease, given as a dict of its columns with its id."""
-    return insert(lease)
 
 
 def select_leases(

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Insert,
-    Select,
-    Update,
-    case,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Select, Update, case, func, select, update
 
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.draw import set_outcome
+from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among, bytewise, total
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
@@ -54,13 +44,13 @@ def record(
     """
     draw_id, writes = buffer.found.draw_id, []
     if draw_id is None:
-        draw_id = buffer.session.inserted_id(insert_draw(), dict(facts))
+        draw_id = buffer.session.inserted_id(insert_one_into(draw), dict(facts))
     else:
-        writes = [Write(insert_known_draw(), [{"id": draw_id, **facts}])]
+        writes = [Write(insert_into(draw), [{"id": draw_id, **facts}])]
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
-    writes.append(Write(insert_draw_groups(), rows))
+    writes.append(Write(insert_into(draw_group), rows))
     buffer.session.postpone(*writes)
     return draw_id
 
@@ -156,7 +146,7 @@ def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
         changed = buffer.session.send(update_cursor(buffer.id, name, value, buffer.now))
         if changed == 0:
             row = {"buffer_id": buffer.id, "name": name, "value": value, "updated_at": buffer.now}
-            buffer.session.postpone(Write(insert_cursor(), [row]))
+            buffer.session.postpone(Write(insert_into(cursor_table), [row]))
 
 
 def prompts(session: Session, condition: ColumnElement[bool]) -> list[PromptInfo]:
@@ -181,30 +171,6 @@ def update_cursor(of_buffer: Any, of_name: Any, new_value: Any, now: Any) -> Upd
         .where(mine)
         .values({cursor_table.c.value: new_value, cursor_table.c.updated_at: now})
     )
-
-
-@cache
-def insert_cursor() -> Insert:
-    """Insert a cursor, given as a dict of its columns."""
-    return insert(cursor_table)
-
-
-@cache
-def insert_draw() -> Insert:
-    """Insert a draw, given as a dict of its columns. Returns its id."""
-    return insert(draw).returning(draw.c.id)
-
-
-@cache
-def insert_known_draw() -> Insert:
-    """Insert a draw, given as a dict of its columns with its id."""
-    return insert(draw)
-
-
-@cache
-def insert_draw_groups() -> Insert:
-    """Insert the groups of a draw, given as dicts of their columns."""
-    return insert(draw_group)
 
 
 @prepared

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Insert, Select, Update, insert, select, update
+from sqlalchemy import Select, Update, select, update
 
 from replaydb.database.runtime.session import Session
+from replaydb.database.statements.insertion import insert_into
 from replaydb.database.tables.schema import payload, payload_place
 from replaydb.errors import InvalidInputError
 
@@ -45,7 +45,7 @@ def record_payload_store(session: Session, url: str, store_uid: str) -> PayloadS
     if found is None:
         check_no_payloads(session, url)
         found = PayloadStoreRow(url, store_uid, GRACE_SECONDS)
-        session.run_many(insert_payload_store(), [{"id": 1, **found._asdict()}])
+        session.run_many(insert_into(payload_place), [{"id": 1, **found._asdict()}])
     return found
 
 
@@ -73,12 +73,6 @@ def set_grace(session: Session, seconds: float) -> None:
 def select_payload_store() -> Select[Any]:
     """Select the row of the payload store."""
     return select(payload_place)
-
-
-@cache
-def insert_payload_store() -> Insert:
-    """Insert the row of the payload store, as a dict of columns."""
-    return insert(payload_place)
 
 
 def update_payload_store(**values: Any) -> Update:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Insert, Update, cast, insert, null, update
+from sqlalchemy import BigInteger, ColumnElement, Update, cast, null, update
 
 from replaydb.database.repository import aging, buffers, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import Write
 from replaydb.database.statements.episode_group import select_scalars
+from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.selections import comparable_runs, selection
 from replaydb.database.tables.schema import episode_group, group, policy_change
 from replaydb.database.tables.staleness import staleness_at
@@ -84,7 +84,7 @@ def advance(
         "lineage": lineage,
         "began_at": buffer.now,
     }
-    buffer.session.postpone(Write(insert_policy_change(), [change]))
+    buffer.session.postpone(Write(insert_into(policy_change), [change]))
     after, is_behind = aging.progress(buffer.task_states.values())
     return Advance(buffer.row, before, after, is_behind)
 
@@ -134,12 +134,6 @@ def _recompute_weights(buffer: LockedBuffer) -> None:
         groups.update_priorities(buffer, rows, priorities)
     except InvalidInputError as error:
         raise InvalidSettingsError(f"the priority of a stored group is invalid: {error}") from None
-
-
-@cache
-def insert_policy_change() -> Insert:
-    """Insert a change of the policy version of a buffer, given as a dict of its columns."""
-    return insert(policy_change)
 
 
 def update_groups(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import Delete, Insert, Select, delete, insert, select
+from sqlalchemy import Delete, Select, delete, select
 
 from replaydb.database.repository import buffers, capacity, limits, packs, tags, tasks, transitions
 from replaydb.database.repository.buffers import RunRow
@@ -20,18 +19,13 @@ from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import Partition, order_of, select_first
-from replaydb.database.statements.payload import (
-    delete_payloads,
-    delete_transcripts,
-    insert_episodes,
-    insert_payloads,
-    insert_transcripts,
-)
+from replaydb.database.statements.insertion import insert_into
+from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import GroupRecord, PayloadRecord
-from replaydb.database.tables.schema import episode, episode_group, group, task
+from replaydb.database.tables.schema import episode, episode_group, group, payload, task, transcript
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import TopPriority
@@ -313,7 +307,7 @@ class _Storing:
                 row["priority_key"] = task.priority_clock + prioritized
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.buffer.session.postpone(Write(insert_groups(), rows))
+        self.buffer.session.postpone(Write(insert_into(episode_group), rows))
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
@@ -516,9 +510,9 @@ def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
     episodes = [{"group_id": i, **child} for i, record in rows for child in record.episodes]
     texts = [{"group_id": i, **child} for i, record in rows for child in record.transcripts]
     writes = [
-        Write(insert_payloads(), parts),
-        Write(insert_episodes(), episodes),
-        Write(insert_transcripts(), texts),
+        Write(insert_into(payload), parts),
+        Write(insert_into(episode), episodes),
+        Write(insert_into(transcript), texts),
     ]
     return [write for write in writes if write.rows]
 
@@ -550,12 +544,6 @@ def _select_kept() -> Select[Any]:
         (is_archived & ~group.is_evicted).label("is_consumed"),
         (is_archived & group.is_evicted).label("is_evicted"),
     )
-
-
-@cache
-def insert_groups() -> Insert:
-    """Insert groups, given as dicts of their columns."""
-    return insert(episode_group)
 
 
 @prepared

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnClause,
     Delete,
-    Insert,
     Select,
     Table,
     Update,
@@ -19,7 +18,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
-    insert,
     null,
     select,
     update,
@@ -27,6 +25,7 @@ from sqlalchemy import (
 
 from replaydb.database.runtime.prepared import Bound
 from replaydb.database.runtime.session import Session
+from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.table_ranges import JsonText, columns, families, plain_table
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
@@ -143,7 +142,7 @@ def apply(session: Session, differences: Sequence[Difference]) -> None:
         if one.table is not payload:
             names = [each.name for each in columns(one.table)]
             missing = [dict(zip(names, row, strict=True)) for row in one.missing]
-            session.run_many(insert_rows(one.table), missing)
+            session.run_many(insert_into(plain_table(one.table)), missing)
             _update(session, one.table, one.changed)
 
 
@@ -227,12 +226,6 @@ def count_rows(of: Table) -> Select[int]:
 def select_any(of: Table) -> Select[Any]:
     """Select the first key column of any row, if there is one."""
     return select(next(iter(of.primary_key))).limit(1)
-
-
-@cache
-def insert_rows(of: Table) -> Insert:
-    """Insert rows, given as dicts of their columns."""
-    return insert(plain_table(of))
 
 
 @cache

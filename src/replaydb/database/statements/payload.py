@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Delete, Insert, Select, delete, insert, select
+from sqlalchemy import Delete, Select, delete, select
 
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.tables.expressions import among
@@ -16,24 +15,6 @@ from replaydb.database.tables.schema import episode, pack, payload, transcript
 NAME_OF_PACK = (
     select(pack.c.name).where(pack.c.id == payload.c.pack_id).scalar_subquery().label("pack")
 )
-
-
-@cache
-def insert_episodes() -> Insert:
-    """Insert episodes, given as dicts of their columns."""
-    return insert(episode)
-
-
-@cache
-def insert_payloads() -> Insert:
-    """Insert payload parts, given as dicts of their columns."""
-    return insert(payload)
-
-
-@cache
-def insert_transcripts() -> Insert:
-    """Insert texts, given as dicts of their columns."""
-    return insert(transcript)
 
 
 @prepared
