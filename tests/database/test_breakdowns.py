@@ -64,11 +64,12 @@ async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.Mon
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
-        monkeypatch.setattr("replaydb.database.sqlite.begin.LOCK_SECONDS", 0.2)
+        monkeypatch.setattr("replaydb.database.sqlite.connection.LOCK_SECONDS", 0.2)
         async with transaction(sqlite_url) as other:
             await other.execute(select(1))  # BEGIN runs with it
-            with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY"):
+            with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY") as raised:
                 await buffer.put(group("a"))
+            assert str(make_url(sqlite_url).database) in str(raised.value)
             assert await buffer.count() == 2  # readers do not wait for writers
         await buffer.put(group("a"))
         assert await buffer.count() == 3

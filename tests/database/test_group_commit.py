@@ -23,7 +23,7 @@ class Store:
         self.settling_seconds = math.inf
         self.after.set()
         self.shared: GroupCommit[int, int] = GroupCommit(
-            self.commit, lambda num_bytes: 60.0, lambda: self.settling_seconds
+            "db", self.commit, lambda num_bytes: 60.0, lambda: self.settling_seconds
         )
 
     async def commit(self, items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
@@ -108,7 +108,7 @@ async def test_a_put_times_out_while_its_commit_stalls(
     hurried, patient = store.put(1, in_a_minute()), store.put(2)
     await store.committing.wait()
     pass_time(61)
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(OutcomeUnknownError, match="db: "):
         await asyncio.wait_for(hurried, 60)
     store.after.set()
     assert await patient == 4
@@ -128,7 +128,7 @@ async def test_a_retried_transaction_skips_puts_that_timed_out(
         await again.wait()
         return await first_commit(items, gate, end)
 
-    store.shared = GroupCommit(commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
+    store.shared = GroupCommit("db", commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
     hurried, patient = store.put(1, in_a_minute()), store.put(2)
     await store.committing.wait()
     pass_time(61)
@@ -160,7 +160,7 @@ async def test_give_up_fails_all_submissions() -> None:
         await never.wait()
         return items
 
-    store.shared = GroupCommit(commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
+    store.shared = GroupCommit("db", commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
     put = store.put(1)
     await has_begun.wait()
     waiting = store.put(2)
@@ -207,9 +207,9 @@ async def test_a_timeout_before_the_commit() -> None:
         await stuck.wait()
         raise AssertionError("no caller waits for this")
 
-    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: 0.0)
+    shared: GroupCommit[int, int] = GroupCommit("db", commit, lambda num_bytes: 60.0, lambda: 0.0)
     now = asyncio.get_running_loop().time()
-    with pytest.raises(DatabaseUnavailableError):
+    with pytest.raises(DatabaseUnavailableError, match="db: "):
         await shared.submit(Submission(1, (), 0), now + 0.05)
     await asyncio.wait_for(shared.drain(), 60)  # a transaction without callers ends at once
     assert store.stored == []
@@ -241,7 +241,9 @@ async def test_the_time_limit_begins_at_the_last_commit() -> None:
         committed.append(asyncio.get_running_loop().time())
         return items
 
-    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: math.inf)
+    shared: GroupCommit[int, int] = GroupCommit(
+        "db", commit, lambda num_bytes: 60.0, lambda: math.inf
+    )
     await asyncio.gather(*(shared.submit(Submission(i, ("alone",), 0)) for i in range(3)))
     assert all(end >= before + 60.0 for before, end in zip(committed, ends[1:], strict=False))
 
@@ -260,7 +262,9 @@ async def test_an_outage_fails_only_submissions_from_before_the_attempt(is_unkno
             raise kind("gone")
         return [2 * item for item in items]
 
-    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: math.inf)
+    shared: GroupCommit[int, int] = GroupCommit(
+        "db", commit, lambda num_bytes: 60.0, lambda: math.inf
+    )
 
     def put(item: int) -> asyncio.Task[int]:
         key = "alone" if item < 3 else item  # 2 must wait for 1

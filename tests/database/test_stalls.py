@@ -15,7 +15,7 @@ from sqlalchemy import text
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database.repository import tasks
-from replaydb.database.sqlite import begin as beginning
+from replaydb.database.sqlite.connection import SqliteConnection
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
 from support.invariants import check_invariants
@@ -385,7 +385,7 @@ async def test_a_call_that_times_out_before_it_begins_does_not_wait(sqlite_url: 
     """It times out just before its thread begins, so the thread could not be interrupted."""
     async with Store.open(sqlite_url, run="a") as store, transaction(sqlite_url) as other:
         await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE runs with it
-        with short_limits(**{"replaydb.database.sqlite.begin.LOCK_SECONDS": 60.0}):
+        with short_limits(**{"replaydb.database.sqlite.connection.LOCK_SECONDS": 60.0}):
             async with asyncio.timeout(30):
                 for _ in range(20):
                     now = asyncio.get_running_loop().time()
@@ -400,14 +400,14 @@ async def test_all_waiting_writers_share_one_time_limit(
 ) -> None:
     """They do not each wait for the lock, one after another."""
     begun = 0
-    begin = beginning.immediate
+    begin = SqliteConnection._begin
 
-    def counted(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+    def counted(connection: SqliteConnection) -> None:
         nonlocal begun
-        begun += 1
-        begin(connection, check)
+        begun += connection.writes
+        begin(connection)
 
-    monkeypatch.setattr(beginning, "immediate", counted)
+    monkeypatch.setattr(SqliteConnection, "_begin", counted)
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
@@ -431,17 +431,18 @@ async def test_a_reader_waits_for_the_recovery_of_the_log(
 ) -> None:
     """The wait is not inside SQLite, where it could not be ended."""
     left = 0
+    begin = SqliteConnection._begin
 
-    def begin(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+    def begin_later(connection: SqliteConnection) -> None:
         nonlocal left
-        if left:
+        if left and not connection.writes:
             left -= 1
             error = sqlite3.OperationalError("database is locked")
             error.sqlite_errorname = "SQLITE_BUSY_RECOVERY"
             raise error
-        connection.execute("BEGIN")
+        begin(connection)
 
-    monkeypatch.setattr("replaydb.database.sqlite.begin.deferred", begin)
+    monkeypatch.setattr(SqliteConnection, "_begin", begin_later)
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))

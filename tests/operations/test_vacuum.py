@@ -12,7 +12,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.sqlite import begin
+from replaydb.database.sqlite import connection
 from replaydb.operations import vacuum
 from support.command import run
 from support.groups import groups, long_group
@@ -53,7 +53,7 @@ def test_the_vacuum_command(sqlite_url: str) -> None:
 @pytest.fixture
 def locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A file locked by another writer."""
-    monkeypatch.setattr(begin, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "LOCK_SECONDS", 0.05)
     other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     yield sqlite_url

@@ -67,11 +67,12 @@ class Putting(BufferCore):
         super().__init__(database, payloads, row, run_name, run)
         self._known_tasks: frozenset[str] = frozenset()
         self._is_restart_logged = False
+        shown = self._database.backend.shown
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
-            lambda *batch: self._commit(puts.put, *batch), allowance, self._settling_seconds
+            shown, lambda *batch: self._commit(puts.put, *batch), allowance, self._settling_seconds
         )
         self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
-            lambda *batch: self._commit(_add, *batch), allowance, self._settling_seconds
+            shown, lambda *batch: self._commit(_add, *batch), allowance, self._settling_seconds
         )
 
     async def put(

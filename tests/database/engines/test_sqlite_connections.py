@@ -18,7 +18,6 @@ from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.runtime.prepared import plan_of
 from replaydb.database.runtime.session import Session
-from replaydb.database.sqlite import begin
 from support.groups import group
 
 
@@ -33,7 +32,7 @@ async def test_a_call_cancelled_again_during_its_rollback_returns_its_connection
         async def call() -> None:
             end = asyncio.get_running_loop().time() + 60
             async with pool.connection(end) as connection:
-                await connection.transact(lambda _session: None, end, begin=begin.immediate)
+                await connection.transact(lambda _session: None, end)
                 has_begun.set()
                 await asyncio.sleep(60)
 

@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import make_url
 
 from replaydb import Episode, EpisodeGroup, Store
-from replaydb.database.sqlite.blobs import _select_small_payloads
+from replaydb.database.sqlite.session import _select_small_payloads
 from replaydb.util.memory import LEAST_BYTES
 from support.connections import transaction
 from support.plans import plan_of

@@ -130,6 +130,7 @@ class GroupCommit(Generic[Item, Result]):
     database cannot be reached, an attempt fails all submissions that were waiting when it began.
 
     Args:
+        shown: URL of the database, for messages.
         commit: Runs items in one transaction.
         allowance: Returns the time limit of a transaction, in seconds, from its size in bytes. It
             counts from the oldest submission, or from the last commit if that is later.
@@ -139,10 +140,12 @@ class GroupCommit(Generic[Item, Result]):
 
     def __init__(
         self,
+        shown: str,
         commit: Commit[Item, Result],
         allowance: Callable[[int], float],
         settling_seconds: Callable[[], float],
     ) -> None:
+        self._shown = shown
         self._commit = commit
         self._allowance = allowance
         self._settling_seconds = settling_seconds
@@ -174,10 +177,12 @@ class GroupCommit(Generic[Item, Result]):
             for seconds in (end - now, self._settling_seconds()):
                 await _answered(one, seconds)
                 if not one.answer.done() and self._withdraw(one):
-                    raise DatabaseUnavailableError("no answer in time; nothing was stored")
+                    raise DatabaseUnavailableError(
+                        f"{self._shown}: no answer in time; nothing was stored"
+                    )
             if not one.answer.done():
                 self._abandon(one)
-                raise _outcome_unknown()
+                raise self._outcome_unknown()
         except asyncio.CancelledError:
             if not self._withdraw(one):  # a running commit must not take effect after the return
                 await run_to_completion(_answered(one, self._settling_seconds()))
@@ -237,7 +242,7 @@ class GroupCommit(Generic[Item, Result]):
         running.task.cancel()
         await asyncio.wait([running.task])
         self._answer_all(running)
-        _fail(running.batch, _outcome_unknown() if is_unknown else StoreClosedError())
+        _fail(running.batch, self._outcome_unknown() if is_unknown else StoreClosedError())
 
     def _attempts(
         self, batch: Sequence[_Waiting[Item, Result]]
@@ -287,6 +292,12 @@ class GroupCommit(Generic[Item, Result]):
                 _answer(caller, outcome)
         return False
 
+    def _outcome_unknown(self) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"{self._shown}: no answer in time; the write may have been committed or not. "
+            "Repeating the call is safe if it names the rows it writes, such as by group_uid"
+        )
+
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
         keys: set[Hashable] = set()
@@ -311,13 +322,6 @@ def _answered(caller: _Waiting[Any, Any], seconds: float) -> Awaitable[object]:
 
 def _done(future: asyncio.Future[Any], seconds: float) -> Awaitable[object]:
     return asyncio.wait([future], timeout=None if seconds == math.inf else seconds)
-
-
-def _outcome_unknown() -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        "no answer in time; the write may have been committed or not. Repeating the call is safe "
-        "if it names the rows it writes, such as by group_uid"
-    )
 
 
 def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:

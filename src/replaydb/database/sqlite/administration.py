@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from replaydb.database.runtime.session import Session
-from replaydb.database.sqlite import begin, checkup, damage, sequences
-from replaydb.database.sqlite.connection import SqliteConnection
+from replaydb.database.sqlite import checkup, connection, damage, sequences
 from replaydb.domain.results import Finding
 from replaydb.packs import Instance
 from replaydb.util.cancellation import run_to_completion
@@ -49,17 +47,17 @@ class SqliteAdministration:
 
     async def vacuum(self) -> None:
         """Rewrite the file. It shrinks when the write-ahead log is checkpointed."""
-        connect = partial(self._backend.file.connect, timeout=begin.LOCK_SECONDS)
+        timeout = connection.LOCK_SECONDS
         try:
-            connection = await SqliteConnection.open(connect)
+            one = await connection.SqliteConnection.open(self._backend.file, timeout=timeout)
             try:
-                await connection.execute_fetchall("VACUUM")
-                await connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+                await one.execute_fetchall("VACUUM")
+                await one.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
             except asyncio.CancelledError:
-                connection.cut_off()
+                one.cut_off()
                 raise
             finally:
-                await run_to_completion(connection.close())
+                await run_to_completion(one.close())
         except sqlite3.Error as error:
             raise self._backend.errors.typed(error) or error from error
 

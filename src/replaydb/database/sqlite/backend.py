@@ -11,16 +11,15 @@ from typing import Any
 
 from sqlalchemy import URL
 
-from replaydb.database.runtime.protocol import T, Traits
+from replaydb.database.runtime.protocol import Traits
 from replaydb.database.runtime.signals import Signal
 from replaydb.database.runtime.waits import Waits
-from replaydb.database.sqlite import begin
 from replaydb.database.sqlite.administration import SqliteAdministration
-from replaydb.database.sqlite.connection import Begin, SqliteConnection
+from replaydb.database.sqlite.connection import SqliteConnection
 from replaydb.database.sqlite.errors import SqliteErrors
 from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.database.sqlite.schema_changes import SqliteSchema
-from replaydb.database.sqlite.transactions import SqliteTransactions
+from replaydb.database.sqlite.transactions import CallersLoop, SqliteTransactions
 from replaydb.util.cancellation import run_to_completion
 
 #: Connections for reads: half of them for draws, the others for everything else.
@@ -51,20 +50,16 @@ class SqliteBackend:
         self.path = self.file.path
         self.read_only = read_only
         self._readers = pool_size or READERS
-        self._syncs = durability == "full"
+        syncs = durability == "full"
         self.errors = SqliteErrors(self.path)
         self.loop = CallersLoop()
-        self._synchronous = f"PRAGMA synchronous = {'FULL' if self._syncs else 'NORMAL'}"
-
-    @property
-    def traits(self) -> Traits:
-        """What calls take into account."""
-        return Traits(
+        self._synchronous = f"PRAGMA synchronous = {'FULL' if syncs else 'NORMAL'}"
+        self.traits = Traits(
             small_draw_bytes=SMALL_DRAW_BYTES,
             concurrent_draws=max(1, self._readers // 2),
-            turn_seconds=0.006,  # waiting writers try every 5 ms: see `begin`
+            turn_seconds=0.006,  # waiting writers try every 5 ms: see `SqliteConnection`
             settling_seconds=math.inf,  # a commit is always answered
-            syncs=self._syncs,
+            syncs=syncs,
         )
 
     @property
@@ -84,12 +79,12 @@ class SqliteBackend:
 
     def writer(self, waits: Waits) -> SqliteTransactions:
         """Return one connection, which the writers of this process share."""
-        pragmas = self.pragmas(begin.WAIT_IN_LOOP)
-        return self._transactions(pragmas, 1, waits, begin.immediate)
+        return SqliteTransactions(partial(self.opened, self.pragmas(), writes=True), 1, waits)
 
     def reader(self, waits: Waits) -> SqliteTransactions:
         """Return a few connections that cannot write."""
-        return self._transactions(self.pragmas_of_reader(), self._readers, waits, begin.deferred)
+        connect = partial(self.opened, self.pragmas_of_reader())
+        return SqliteTransactions(connect, self._readers, waits)
 
     def signal(self) -> Signal:
         """Return a signal that polls the change counter of the file."""
@@ -107,11 +102,10 @@ class SqliteBackend:
         ]
 
     def opened(
-        self, pragmas: Sequence[str], *, timeout: float = BUSY_SECONDS, create: bool = False
+        self, pragmas: Sequence[str], *, timeout: float = BUSY_SECONDS, **options: bool
     ) -> Coroutine[Any, Any, SqliteConnection]:
-        """Open a connection with these settings."""
-        connect = partial(self.file.connect, pragmas, timeout=timeout, create=create)
-        return SqliteConnection.open(connect)
+        """Open a connection with these settings: see `SqliteConnection.open`."""
+        return SqliteConnection.open(self.file, pragmas, timeout=timeout, **options)
 
     def pragmas_of_reader(self) -> list[str]:
         """Return the settings of a connection that only reads."""
@@ -122,43 +116,16 @@ class SqliteBackend:
             "PRAGMA query_only = ON",
         ]
 
-    def _transactions(
-        self, pragmas: Sequence[str], size: int, waits: Waits, begin_with: Begin
-    ) -> SqliteTransactions:
-        file = self.file
-        return SqliteTransactions(
-            partial(self.opened, pragmas),
-            size,
-            waits,
-            begin=begin_with,
-            is_used_once=lambda: file.is_immutable,
-        )
-
-
-class CallersLoop:
-    """The event loop of the caller: each connection has a thread for its transactions."""
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Run it there."""
-        return coroutine
-
-    def time(self, time: float) -> float:
-        """Return it unchanged."""
-        return time
-
-    async def close(self) -> None:
-        """Do nothing."""
-
 
 class _SqliteSignal(Signal):
     """`PRAGMA data_version` changes when another connection, of any process, has committed."""
 
     def __init__(self, file: DatabaseFile) -> None:
         super().__init__()
-        self._connect = partial(file.connect, timeout=BUSY_SECONDS)
+        self._file = file
 
     async def _watch(self) -> None:
-        connection = await SqliteConnection.open(self._connect)
+        connection = await SqliteConnection.open(self._file, timeout=BUSY_SECONDS)
         try:
             shortest, longest = WATCH_SECONDS
             pause, seen = shortest, None
@@ -174,6 +141,3 @@ class _SqliteSignal(Signal):
                 await asyncio.sleep(pause)
         finally:
             await run_to_completion(connection.close())
-
-    def _publish(self) -> None:
-        """Do nothing: a commit changes `PRAGMA data_version`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import sqlite3
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -13,6 +15,7 @@ from typing import Any, Self, TypeVar
 import aiosqlite
 
 from replaydb.database.runtime.session import Work
+from replaydb.database.sqlite.file import DatabaseFile
 from replaydb.database.sqlite.guard import GuardedConnection
 from replaydb.database.sqlite.session import SqliteSession
 from replaydb.errors import DatabaseUnavailableError
@@ -21,9 +24,10 @@ from replaydb.util.cancellation import run_to_completion
 
 T = TypeVar("T")
 
-#: Begins a transaction, in the thread of the connection. While it waits for a lock, it calls its
-#: second argument regularly, which raises if the wait must end.
-Begin = Callable[[sqlite3.Connection, Callable[[], None]], None]
+#: How long a writer waits for writers of other processes before it fails.
+LOCK_SECONDS = 60.0
+#: The first and the longest pause between two attempts to begin, in seconds.
+PAUSES = (0.0005, 0.005)
 #: Ends a transaction, given its result, in the thread of the connection.
 Finish = Callable[[sqlite3.Connection, Any], object]
 
@@ -40,20 +44,40 @@ class SqliteConnection(aiosqlite.Connection):
     its queue `_tx`.
 
     Attributes:
+        file: The file.
         driver: The connection of the standard library, only for the thread.
         session: Runs statements in the thread.
+        writes: Whether its transactions begin with the lock of writers, which one connection of all
+            processes can have. Otherwise their first statement takes a snapshot.
     """
 
+    file: DatabaseFile
     driver: GuardedConnection
     session: SqliteSession
+    writes: bool
     _stopped = False
     _is_broken = False
     _ended = False
     _ending: asyncio.Future[Any] | None = None
 
     @classmethod
-    async def open(cls, connect: Callable[[], GuardedConnection]) -> Self:
+    async def open(
+        cls,
+        file: DatabaseFile,
+        pragmas: Sequence[str] = (),
+        *,
+        timeout: float,
+        create: bool = False,
+        writes: bool = False,
+    ) -> Self:
         """Connect, in a thread that does not keep the process alive.
+
+        Args:
+            file: The file.
+            pragmas: As for `DatabaseFile.connect`, like `timeout` and `create`.
+            timeout: Seconds to wait inside SQLite for locks. Writers wait in `_begin` instead.
+            create: Whether to create the file if it does not exist.
+            writes: Whether transactions may write.
 
         Raises:
             DatabaseUnavailableError: No thread can be started.
@@ -61,11 +85,15 @@ class SqliteConnection(aiosqlite.Connection):
 
         def connect_here() -> sqlite3.Connection:
             threads.enter()
-            connection.driver = connect()
+            # In SQLite's own busy handler, a cancelled coroutine could not end the wait.
+            more = ["PRAGMA busy_timeout = 0"] if writes else []
+            connection.driver = file.connect([*pragmas, *more], timeout=timeout, create=create)
             connection.session = SqliteSession(connection.driver, connection.check)
             return connection.driver
 
         connection = cls(connect_here, iter_chunk_size=1)
+        connection.file = file
+        connection.writes = writes
         connection._thread.daemon = True
         try:
             connection._thread.start()
@@ -81,7 +109,7 @@ class SqliteConnection(aiosqlite.Connection):
         return connection
 
     def transact(
-        self, work: Work[T], end: float, *, begin: Begin, finish: Finish | None = None
+        self, work: Work[T], end: float, *, finish: Finish | None = None
     ) -> Coroutine[Any, Any, T]:
         """Run a transaction in the thread, or continue one.
 
@@ -91,14 +119,13 @@ class SqliteConnection(aiosqlite.Connection):
         Args:
             work: The transaction.
             end: Deadline, a time of the event loop.
-            begin: Begins it, if none has begun.
             finish: Ends it. None: it is continued later. Otherwise it is rolled back if it fails.
 
         Raises:
             TimeoutError: It was not done by `end`, or `cut_off` was called.
         """
         # The thread keeps the last function until the next one, so that must not keep the work.
-        return self.run(partial(self._transact, [work], begin, finish), end)
+        return self.run(partial(self._transact, [work], finish), end)
 
     async def run(self, call: Callable[[], T], end: float) -> T:
         """Run a function in the thread, as `transact` does."""
@@ -131,7 +158,7 @@ class SqliteConnection(aiosqlite.Connection):
     @property
     def is_usable(self) -> bool:
         """Whether another transaction may run."""
-        return not (self._is_broken or self._ended)
+        return not (self._is_broken or self._ended or self.file.is_immutable)
 
     def stop(self) -> asyncio.Future[Any] | None:
         """End the thread, only once: calls that are sent to it later would never be answered."""
@@ -161,13 +188,13 @@ class SqliteConnection(aiosqlite.Connection):
                 return
         self._is_broken = True
 
-    def _transact(self, works: list[Work[T]], begin: Begin, finish: Finish | None) -> T:
+    def _transact(self, works: list[Work[T]], finish: Finish | None) -> T:
         driver = self.driver
         try:
             self.check()
             if not driver.in_transaction:
                 driver.check()
-                begin(driver, self.check)
+                self._begin()
             result = works.pop()(self.session)
             if finish is not None:
                 self.check()
@@ -177,6 +204,28 @@ class SqliteConnection(aiosqlite.Connection):
                 self.undo()
             raise
         return result
+
+    def _begin(self) -> None:
+        """Begin a transaction. A writer waits for those of other processes."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        pause, longest = PAUSES
+        while True:
+            try:
+                self.driver.execute("BEGIN IMMEDIATE" if self.writes else "BEGIN")
+            except sqlite3.OperationalError as error:
+                if not (self.writes and error.sqlite_errorname.startswith("SQLITE_BUSY")):
+                    raise
+                if time.monotonic() > deadline:
+                    raise DatabaseUnavailableError(
+                        f"{self.file.path}: another process has held the write lock for "
+                        f"{LOCK_SECONDS:g} s (SQLITE_BUSY)"
+                    ) from error
+                # With jitter, so that waiting processes spread out.
+                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
+                pause = min(2 * pause, longest)
+                self.check()
+            else:
+                return
 
     def _disconnect(self) -> None:
         if "driver" in vars(self):

@@ -24,13 +24,11 @@ class Pool:
         connect: Callable[[], Awaitable[SqliteConnection]],
         size: int,
         waits: Waits,
-        is_used_once: Callable[[], bool],
     ) -> None:
-        """Set how connections are opened, their maximum number, and whether they are reused."""
+        """Set how connections are opened, and their maximum number."""
         self._connect = connect
         self._num_free = size  # connections that may still be opened
         self._waits = waits
-        self._is_used_once = is_used_once
         self._is_closed = False
         self._idle: list[SqliteConnection] = []
         self._used: set[SqliteConnection] = set()
@@ -101,7 +99,7 @@ class Pool:
             raise
 
     async def _release(self, one: SqliteConnection) -> None:
-        if one.is_usable and not (self._is_closed or self._is_used_once()):
+        if one.is_usable and not self._is_closed:
             self._pass_on(one)
             return
         self._pass_on(None)

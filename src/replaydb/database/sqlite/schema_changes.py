@@ -15,8 +15,8 @@ from sqlalchemy.schema import CreateIndex
 
 from replaydb.database.runtime.protocol import T
 from replaydb.database.runtime.session import Session, Work
-from replaydb.database.sqlite import begin, location
-from replaydb.database.sqlite.connection import Finish, SqliteConnection
+from replaydb.database.sqlite import location
+from replaydb.database.sqlite.connection import LOCK_SECONDS, Finish, SqliteConnection
 from replaydb.errors import (
     DatabaseError,
     DatabaseUnavailableError,
@@ -74,7 +74,7 @@ class SqliteSchema:
         """Run it on a connection that cannot write."""
         async with self._opened(self._backend.pragmas_of_reader()) as connection:
             return await connection.transact(
-                work, math.inf, begin=begin.deferred, finish=lambda driver, _: driver.rollback()
+                work, math.inf, finish=lambda driver, _: driver.rollback()
             )
 
     def lock_tables(self, session: Session, names: Collection[str]) -> None:
@@ -95,9 +95,10 @@ class SqliteSchema:
         await self._change(work, lambda driver, _: driver.commit())
 
     async def _change(self, work: Work[T], finish: Finish) -> T:
-        pragmas = self._backend.pragmas("PRAGMA foreign_keys = OFF", begin.WAIT_IN_LOOP)
-        async with self._opened(pragmas, timeout=begin.LOCK_SECONDS, create=True) as connection:
-            return await connection.transact(work, math.inf, begin=begin.immediate, finish=finish)
+        pragmas = self._backend.pragmas("PRAGMA foreign_keys = OFF")
+        options = {"create": True, "writes": True}
+        async with self._opened(pragmas, timeout=LOCK_SECONDS, **options) as connection:
+            return await connection.transact(work, math.inf, finish=finish)
 
     @asynccontextmanager
     async def _opened(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Select, column, delete, func, insert, select, table
+from sqlalchemy import column, delete, func, insert, select, table
 
-from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
-from replaydb.database.tables.schema import GENERATED, episode_group
+from replaydb.database.tables.schema import GENERATED
 
 
 def last_ids(session: Session) -> dict[str, int | None]:
@@ -22,30 +21,12 @@ def advance(session: Session, ids: Mapping[str, int]) -> None:
     last = last_ids(session)
     for name, value in ids.items():
         if (found := last[name]) is not None and found < value:
-            session.run(delete(_SEQUENCE).where(_SEQUENCE.c.name == name))
-            session.run(insert(_SEQUENCE).values(name=name, seq=value))
+            session.run(delete(SEQUENCE).where(SEQUENCE.c.name == name))
+            session.run(insert(SEQUENCE).values(name=name, seq=value))
 
 
-def last_group_id(session: Session) -> int:
-    """Return the last id of a group that was generated or is used."""
-    [(last,)] = session.run(_select_last_group_id())
-    return int(last)
-
-
-_SEQUENCE = table("sqlite_sequence", column("name"), column("seq"))
-_LAST_IDS = select(_SEQUENCE.c.name, func.max(_SEQUENCE.c.seq).label("seq")).group_by(
-    _SEQUENCE.c.name
-)
+#: SQLite's counters of AUTOINCREMENT.
+SEQUENCE = table("sqlite_sequence", column("name"), column("seq"))
+_LAST_IDS = select(SEQUENCE.c.name, func.max(SEQUENCE.c.seq).label("seq")).group_by(SEQUENCE.c.name)
 #: Tables that never generate an id twice, even after deletions.
 _COUNTED = frozenset(one for one in GENERATED if one.dialect_options["sqlite"]["autoincrement"])
-
-
-@prepared
-def _select_last_group_id() -> Select[int]:
-    last = select(func.max(_SEQUENCE.c.seq)).where(_SEQUENCE.c.name == episode_group.name)
-    used = select(func.max(episode_group.c.id))
-    return select(
-        func.max(  # with two arguments: the larger one
-            func.coalesce(last.scalar_subquery(), 0), func.coalesce(used.scalar_subquery(), 0)
-        )
-    )

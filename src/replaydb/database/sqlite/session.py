@@ -8,17 +8,37 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Insert, Update, create_engine, event
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Insert,
+    Select,
+    Update,
+    and_,
+    case,
+    column,
+    create_engine,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.pool import StaticPool
 
-from replaydb.database.runtime.prepared import Bound, Write, plan_of
+from replaydb.database.runtime.prepared import Bound, Write, plan_of, prepared
 from replaydb.database.runtime.session import Identified, Session, run_in_core
-from replaydb.database.sqlite import blobs, sequences
+from replaydb.database.sqlite.sequences import SEQUENCE
 from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.statements.payload import NAME_OF_PACK
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.schema import episode_group, payload
+from replaydb.util.memory import LEAST_BYTES, take
 
 #: One for all connections, each of which would otherwise compile every prepared statement again.
 _DIALECT = SQLiteDialect_pysqlite(dbapi=sqlite3)
+#: Bytes of a blob that are read at once: few enough to be still in the processor's cache when they
+#: are copied to their destination.
+BLOB_CHUNK = 1 << 16
 
 
 class SqliteSession(Session):
@@ -81,9 +101,51 @@ class SqliteSession(Session):
     ) -> Identified:
         """Return new ids after AUTOINCREMENT's counter and after the largest id of a group."""
         known = {row.group_uid: row.id for row in self.run(select_known_uids(buffer_id, uids))}
-        last = sequences.last_group_id(self)
+        [(last,)] = self.run(_select_last_group_id())
         return Identified(known, range(last + 1, last + 1 + len(uids)), has_children=False)
 
     def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Read the rows, with large payloads as blobs."""
-        return blobs.read_payloads(self, self._driver, ids)
+        """Read the rows, with large payloads as blobs.
+
+        SQLite assembles the value of a column from its pages, and the driver then copies it. A blob
+        is copied only once, from the pages to its destination. For megabytes this takes a third of
+        the time.
+        """
+        rows = [row._asdict() for row in self.run(_select_small_payloads(ids))]
+        for row in rows:
+            rowid = row.pop("rowid_if_large")
+            if rowid is not None:
+                row["data"] = self._read_blob(rowid)
+        return rows
+
+    def _read_blob(self, rowid: int) -> memoryview:
+        with self._driver.blobopen(payload.name, payload.c.data.name, rowid, readonly=True) as blob:
+            data = take(len(blob))
+            for begin in range(0, len(data), BLOB_CHUNK):
+                data[begin : begin + BLOB_CHUNK] = blob.read(BLOB_CHUNK)
+        return data
+
+
+@prepared
+def _select_last_group_id() -> Select[int]:
+    last = select(func.max(SEQUENCE.c.seq)).where(SEQUENCE.c.name == episode_group.name)
+    used = select(func.max(episode_group.c.id))
+    return select(
+        func.max(  # with two arguments: the larger one
+            func.coalesce(last.scalar_subquery(), 0), func.coalesce(used.scalar_subquery(), 0)
+        )
+    )
+
+
+@prepared
+def _select_small_payloads(ids: Any) -> Select[Any]:
+    """Select the rows of `payload` of groups, without the data of large ones."""
+    data = payload.c.data
+    # A value of another type cannot be opened as a blob, and its length has another unit.
+    is_large = and_(func.typeof(data) == "blob", func.length(data) >= LEAST_BYTES)
+    return select(
+        *[each for each in payload.c if each is not data],
+        case((is_large, None), else_=data).label(data.name),
+        case((is_large, column("rowid"))).label("rowid_if_large"),
+        NAME_OF_PACK,
+    ).where(among(payload.c.group_id, ids))

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from replaydb.database.runtime.protocol import Pinned, Run
 from replaydb.database.runtime.session import Session, Watch, Work
 from replaydb.database.runtime.waits import Waits
-from replaydb.database.sqlite.connection import Begin, SqliteConnection
+from replaydb.database.sqlite.connection import SqliteConnection
 from replaydb.database.sqlite.pool import Pool
 
 T = TypeVar("T")
+
+
+class CallersLoop:
+    """The event loop of the caller: each connection has a thread for its transactions."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Run it there."""
+        return coroutine
+
+    def time(self, time: float) -> float:
+        """Return it unchanged."""
+        return time
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 class SqliteTransactions:
@@ -26,17 +41,10 @@ class SqliteTransactions:
     watch: Watch | None = None
 
     def __init__(
-        self,
-        connect: Callable[[], Awaitable[SqliteConnection]],
-        size: int,
-        waits: Waits,
-        *,
-        begin: Begin,
-        is_used_once: Callable[[], bool],
+        self, connect: Callable[[], Awaitable[SqliteConnection]], size: int, waits: Waits
     ) -> None:
-        """Set how connections are opened, their maximum number, and how transactions begin."""
-        self.pool = Pool(connect, size, waits, is_used_once)
-        self._begin = begin
+        """Set how connections are opened, and their maximum number."""
+        self.pool = Pool(connect, size, waits)
 
     async def write(
         self,
@@ -58,18 +66,18 @@ class SqliteTransactions:
 
         async with self.pool.connection(end) as connection:
             connection.session.watch = self.watch
-            result = await connection.transact(work, end, begin=self._begin, finish=finish)
+            result = await connection.transact(work, end, finish=finish)
             if begin_to_read is not None and connection.is_open:
                 pinned = await begin_to_read(result)
                 await pinned()
-                await connection.transact(_no_more, end, begin=self._begin, finish=_commit)
+                await connection.transact(_no_more, end, finish=_commit)
             return result
 
     async def read(self, work: Work[T], end: float, *, single: bool = False) -> T:
         """Run work and ROLLBACK. A transaction costs little, so `single` changes nothing."""
         async with self.pool.connection(end) as connection:
             connection.session.watch = self.watch
-            return await connection.transact(work, end, begin=self._begin, finish=_roll_back)
+            return await connection.transact(work, end, finish=_roll_back)
 
     @asynccontextmanager
     async def snapshot(self, end: float) -> AsyncIterator[Run[Any]]:
@@ -78,7 +86,7 @@ class SqliteTransactions:
             connection.session.watch = self.watch
 
             async def run(work: Work[Any], end: float) -> Any:
-                return await connection.transact(work, end, begin=self._begin)
+                return await connection.transact(work, end)
 
             yield run
 
