@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -37,15 +37,7 @@ from replaydb.ui.tokens import (
     texts_of,
     tokens_of,
 )
-from replaydb.ui.views.group import (
-    Contents,
-    EpisodeSummary,
-    advantages_of,
-    contents,
-    ended,
-    info_of,
-    prompt_of,
-)
+from replaydb.ui.views.group import EpisodeSummary, LoadedGroup, info_of, load, prompt_of
 
 #: Maximum number of tokens, and of characters, of a completion that is compared word by word.
 MAX_DECODED, MAX_CHARACTERS = 200_000, 1_000_000
@@ -58,11 +50,8 @@ class EpisodeView:
     """A part of an episode, for the page.
 
     Attributes:
-        group: Its group.
+        loaded: Its group.
         summary: Facts of the episode.
-        computed: Whether the advantage is computed by GRPO, because none are stored.
-        count: Number of episodes of the group.
-        problem: Why the tokens cannot be read; None if they can.
         show: "text" or "tokens".
         by: The value that the colors of tokens represent.
         part: The displayed part; None if there are neither tokens nor text.
@@ -77,11 +66,8 @@ class EpisodeView:
         restarts: Numbers, from 1, of turns whose prompt does not start with all previous tokens.
     """
 
-    group: GroupInfo
+    loaded: LoadedGroup
     summary: EpisodeSummary
-    computed: bool
-    count: int
-    problem: str | None
     show: str
     by: By
     part: Part | None = None
@@ -138,17 +124,17 @@ async def _download_texts(request: Request, fields: Sequence[str]) -> Response:
 async def download_tokens(request: Request) -> Response:
     """Download the tokens of an episode, one row each."""
     buffer = await buffer_of(request)
-    loaded = await _load_group(buffer, number_of(request, "group"))
-    position = loaded.info_of(number_of(request, "position")).position
-    if loaded.content.problem is not None:
-        raise InvalidInputError("group", "a group with readable tokens", loaded.content.problem)
+    loaded = await load(buffer, number_of(request, "group"))
+    info = _find_info(loaded.info, loaded.infos, number_of(request, "position"))
+    if loaded.problem is not None:
+        raise InvalidInputError("group", "a group with readable tokens", loaded.problem)
     return await downloads.answer(
         request,
         analysis.tokens,
         buffer=buffer.name,
-        where=col.id == loaded.group.id,
+        where=col.id == loaded.info.id,
         per="token",
-        positions=[position],
+        positions=[info.position],
     )
 
 
@@ -177,32 +163,29 @@ async def load_episode(
         UnknownGroupError: There is no such group.
         HTTPException: The group has no such episode.
     """
-    loaded = await _load_group(buffer, group_id)
-    summary = loaded.summary(position)
-    content = loaded.content
-    one, text = content.episodes.get(position), content.texts.get(position)
-    count = loaded.group.num_episodes
-    show = show if one is not None else "text"
-    view = EpisodeView(loaded.group, summary, loaded.computed, count, content.problem, show, by)
+    loaded = await load(buffer, group_id)
+    summary = loaded.summary(_find_info(loaded.info, loaded.infos, position))
+    one, text = loaded.episodes.get(position), loaded.texts.get(position)
+    view = EpisodeView(loaded, summary, show if one is not None else "text", by)
     if one is None:
         part, texts = texts_of(None, text, number, None)
         return replace(view, part=part, texts=texts) if texts else view
     if one.turns:
         view = replace(view, restarts=[turn + 1 for _, turn in restarts(flatten([one]))])
-    if show == "text":
+    if view.show == "text":
         part, texts = texts_of(one, text, number, decode)
         show_turns = decode is None and part.number == 0
         return replace(
             view,
             part=part,
-            prompt=loaded.prompt if show_turns else None,
+            prompt=prompt_of(loaded.stored, None).text if show_turns else None,
             turns=one.turns[:MAX_TURNS] if show_turns else (),
             texts=texts,
             metadata=one.metadata,
         )
     part = Part.of(number, one.num_tokens, TOKENS)
     max_advantage = max(
-        highest_advantage(it, loaded.advantages[i]) for i, it in content.episodes.items()
+        highest_advantage(it, loaded.advantages[i]) for i, it in loaded.episodes.items()
     )
     return replace(
         view,
@@ -214,42 +197,6 @@ async def load_episode(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedGroup:
-    """A group with its episodes.
-
-    Attributes:
-        group: Columns of the group.
-        infos: Columns of its episodes.
-        content: Tokens and texts of its episodes, as far as they can be read.
-        advantages: Advantages by position, stored or computed by GRPO.
-        computed: Whether the advantages are computed by GRPO, because none are stored.
-        prompt: The prompt as text, if it is stored as text or messages.
-    """
-
-    group: GroupInfo
-    infos: Sequence[EpisodeInfo]
-    content: Contents
-    advantages: Mapping[int, float | None]
-    computed: bool
-    prompt: str | None
-
-    def info_of(self, position: int) -> EpisodeInfo:
-        """Return the columns of an episode.
-
-        Raises:
-            HTTPException: There is no such episode.
-        """
-        return _find_info(self.group, self.infos, position)
-
-    def summary(self, position: int) -> EpisodeSummary:
-        """Return the facts of an episode. Raises as `info_of`."""
-        info = self.info_of(position)
-        return EpisodeSummary(
-            info, self.advantages[position], ended(info, self.content.episodes.get(position))
-        )
-
-
 def _find_info(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> EpisodeInfo:
     for one in infos:
         if one.position == position:
@@ -258,37 +205,25 @@ def _find_info(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) ->
     raise HTTPException(404, reason)
 
 
-async def _load_group(buffer: Buffer, group_id: int) -> _LoadedGroup:
-    info = await info_of(buffer, group_id)
-    infos = await buffer.episodes(group_id, limit=info.num_episodes)
-    content = await contents(buffer, info, infos)
-    prompt = prompt_of(content.stored, None).text
-    return _LoadedGroup(info, infos, content, *advantages_of(infos), prompt)
-
-
 @dataclass(frozen=True, slots=True)
 class CompareView:
     """A comparison of two episodes of a group, for the page.
 
     Attributes:
-        group: Their group.
+        loaded: Their group.
         a: Facts of the first episode.
         b: Facts of the second episode.
-        computed: Whether advantages are computed by GRPO, because none are stored.
         by: "words" or "tokens".
         not_by_words: Why a comparison by words was requested but is not possible; else None.
-        problem: Why the tokens cannot be read; None if they can.
         found: The comparison; None if there are neither tokens nor texts.
         tokens_differ: Whether tokens differ although the texts are equal.
     """
 
-    group: GroupInfo
+    loaded: LoadedGroup
     a: EpisodeSummary
     b: EpisodeSummary
-    computed: bool
     by: str
     not_by_words: str | None = None
-    problem: str | None = None
     found: Comparison | None = None
     tokens_differ: bool = False
 
@@ -329,49 +264,52 @@ async def load_comparison(
         UnknownGroupError: There is no such group.
         HTTPException: The group has no such episode.
     """
-    loaded = await _load_group(buffer, group_id)
-    one, other = (loaded.summary(position) for position in (a, b))
-    content, positions = loaded.content, (a, b)
-    view = CompareView(loaded.group, one, other, loaded.computed, by, problem=content.problem)
-    if content.problem is not None:
-        view, decode = replace(view, by="words"), None
-    why = _not_by_words(content, positions, decode) if view.by == "words" else None
-    if why is not None and content.problem is not None:
+    loaded, positions = await load(buffer, group_id), (a, b)
+    one, other = (
+        loaded.summary(_find_info(loaded.info, loaded.infos, position)) for position in positions
+    )
+    if loaded.problem is not None:
+        by, decode = "words", None
+    view = CompareView(loaded, one, other, by)
+    why = _not_by_words(loaded, positions, decode) if by == "words" else None
+    if why is not None and loaded.problem is not None:
         return view
     if why is not None:
         view = replace(view, by="tokens", not_by_words=why)
     find = _by_words if view.by == "words" else _by_tokens
-    found = await asyncio.to_thread(find, content, positions, decode)
-    ids = [it.response_ids for i, it in content.episodes.items() if i in positions]
+    found = await asyncio.to_thread(find, loaded, positions, decode)
+    ids = [it.response_ids for i, it in loaded.episodes.items() if i in positions]
     tokens_differ = found.same and len(ids) == 2 and not np.array_equal(ids[0], ids[1])
     return replace(view, found=found, tokens_differ=tokens_differ)
 
 
-def _not_by_words(content: Contents, positions: Sequence[int], decode: Decode | None) -> str | None:
+def _not_by_words(
+    group: LoadedGroup, positions: Sequence[int], decode: Decode | None
+) -> str | None:
     """Return why two episodes cannot be compared by words, or None if they can."""
     if decode is not None:
-        is_long = any(len(content.episodes[it].response_ids) > MAX_DECODED for it in positions)
+        is_long = any(len(group.episodes[it].response_ids) > MAX_DECODED for it in positions)
         return f"an episode has more than {MAX_DECODED:,} tokens" if is_long else None
-    texts = [content.texts.get(it) for it in positions]
+    texts = [group.texts.get(it) for it in positions]
     if None in texts:
         return "an episode has no stored text"
     is_long = any(len(text or "") > MAX_CHARACTERS for text in texts)
     return f"an episode has more than {MAX_CHARACTERS:,} characters" if is_long else None
 
 
-def _by_words(content: Contents, positions: Sequence[int], decode: Decode | None) -> Comparison:
+def _by_words(group: LoadedGroup, positions: Sequence[int], decode: Decode | None) -> Comparison:
     left, right = (
         words(
-            content.texts[it]
+            group.texts[it]
             if decode is None
-            else decoded_text(ids := content.episodes[it].response_ids, 0, len(ids), decode)
+            else decoded_text(ids := group.episodes[it].response_ids, 0, len(ids), decode)
         )
         for it in positions
     )
     return compared(left, right, lambda side, i, j: list(side[i:j]), count_words)
 
 
-def _by_tokens(content: Contents, positions: Sequence[int], decode: Decode | None) -> Comparison:
+def _by_tokens(group: LoadedGroup, positions: Sequence[int], decode: Decode | None) -> Comparison:
     def item_texts(ids: Any, start: int, end: int) -> list[str]:
         texts = texts_in_range(ids, start, end, decode)
         if decode is None:
@@ -381,5 +319,5 @@ def _by_tokens(content: Contents, positions: Sequence[int], decode: Decode | Non
             text or ("" if decode([it]) else f"⟨{it}⟩") for text, it in zip(texts, ids, strict=True)
         ]
 
-    left, right = (content.episodes[it].response_ids for it in positions)
+    left, right = (group.episodes[it].response_ids for it in positions)
     return compared(left, right, item_texts)

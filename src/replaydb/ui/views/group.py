@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 
 import numpy as np
 from starlette.requests import Request
@@ -117,22 +118,18 @@ class GroupView:
     """A group, for the page.
 
     Attributes:
-        info: Its stored columns.
+        loaded: The group.
         episodes: The episodes on this page.
         next_episode: Position of the first episode of the next page; None on the last page.
-        computed: Whether the advantages are computed by GRPO, because none are stored.
-        problem: Why the tokens cannot be read; None if they can.
         prompt: Its prompt.
         events: Its history, oldest event first.
         older: Draws before this id are on the next page; None if there are none.
         lease: The lease that holds the group, if any.
     """
 
-    info: GroupInfo
+    loaded: LoadedGroup
     episodes: Sequence[EpisodeSummary]
     next_episode: int | None
-    computed: bool
-    problem: str | None
     prompt: Prompt
     events: Sequence[Event]
     older: int | None
@@ -149,7 +146,7 @@ async def group(request: Request) -> Response:
         before=optional_number(request, "before"),
         decode=request.app.state.decode,
     )
-    return page(request, "group.html", group=view, info=view.info)
+    return page(request, "group.html", group=view, info=view.loaded.info)
 
 
 async def download(request: Request) -> Response:
@@ -181,24 +178,20 @@ async def load_group(
     Raises:
         UnknownGroupError: There is no such group.
     """
-    info = await info_of(buffer, group_id)
-    infos = await buffer.episodes(group_id, limit=MAX_EPISODES)
-    content = await contents(buffer, info, infos)
-    values, computed = advantages_of(infos)
-    shown = [one for one in infos if one.position >= first]
-    rows = [
-        _row(one, values[one.position], content, decode, i < EXCERPTS)
-        for i, one in enumerate(shown[:ROWS])
+    loaded = await load(buffer, group_id, MAX_EPISODES)
+    info, shown = loaded.info, [one for one in loaded.infos if one.position >= first]
+    excerpts = [
+        excerpt(loaded.episodes.get(one.position), loaded.texts.get(one.position), decode)
+        for one in shown[:ROWS][:EXCERPTS]
     ]
+    rows = [loaded.summary(*row) for row in zip_longest(shown[:ROWS], excerpts)]
     draws = await buffer.draws(group_id=group_id, before=before, limit=ROWS + 1)
     leases = await buffer.leases(expired=True) if info.lease_id is not None else []
     return GroupView(
-        info,
+        loaded,
         rows,
         shown[ROWS].position if len(shown) > ROWS else None,
-        computed,
-        content.problem,
-        prompt_of(content.stored, decode),
+        prompt_of(loaded.stored, decode),
         [*_events(info, draws[:ROWS])],
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
@@ -243,74 +236,77 @@ async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """Tokens and texts of a group, as far as they can be read.
+class LoadedGroup:
+    """A group with its episodes, their tokens and texts, as far as they can be read.
 
     Attributes:
+        info: Its stored columns.
+        infos: Stored columns of its episodes.
         stored: The group with its tokens; None if they cannot be read.
-        episodes: Its episodes by position.
-        texts: Stored texts by position, also if the tokens cannot be read.
         problem: Why the tokens cannot be read; None if they can.
+        episodes: Its episodes by position; none if the tokens cannot be read.
+        texts: Stored texts by position, also if the tokens cannot be read.
+        advantages: Advantages by position, stored or computed by GRPO.
+        computed: Whether advantages are computed by GRPO, because none are stored.
     """
 
+    info: GroupInfo
+    infos: Sequence[EpisodeInfo]
     stored: StoredGroup | None
+    problem: str | None
     episodes: Mapping[int, Episode]
     texts: Mapping[int, str]
-    problem: str | None
+    advantages: Mapping[int, float | None]
+    computed: bool
+
+    def summary(self, info: EpisodeInfo, shown: Excerpt | None = None) -> EpisodeSummary:
+        """Return the facts of an episode; without a finish reason, it has that of its last turn."""
+        ended, one = info.finish_reason, self.episodes.get(info.position)
+        if ended is None and one is not None and one.turns:
+            ended = one.turns[-1].finish_reason
+        return EpisodeSummary(info, self.advantages[info.position], ended, shown)
 
 
-async def contents(buffer: Buffer, info: GroupInfo, infos: Sequence[EpisodeInfo]) -> Contents:
-    """Read tokens and texts of a group with these episodes."""
+async def load(buffer: Buffer, group_id: int, limit: int | None = None) -> LoadedGroup:
+    """Load a group with at most `limit` of its episodes.
+
+    Raises:
+        UnknownGroupError: There is no such group.
+    """
+    info = await info_of(buffer, group_id)
+    infos = await buffer.episodes(group_id, limit=info.num_episodes if limit is None else limit)
     stored, problem = await read(buffer, info)
+    episodes: dict[int, Episode] = {}
     if stored is None:
-        by_group = await buffer.texts([info.id])
-        return Contents(None, {}, by_group.get(info.id, {}), problem)
-    episodes = dict(zip(positions(infos), stored.episodes, strict=False))
-    texts = {i: one.text for i, one in episodes.items() if one.text is not None}
-    return Contents(stored, episodes, texts, None)
-
-
-def positions(infos: Sequence[EpisodeInfo]) -> list[int]:
-    """Return the positions of the episodes in order."""
-    return [one.position for one in infos]
-
-
-def advantages_of(infos: Sequence[EpisodeInfo]) -> tuple[Mapping[int, float | None], bool]:
-    """Return advantages by position, and whether they are computed, because none are stored."""
-    stored = {one.position: one.advantage for one in infos}
-    computed = bool(infos) and all(value is None for value in stored.values())
-    return _grpo(infos) if computed else stored, computed
+        texts = (await buffer.texts([group_id])).get(group_id, {})
+    else:
+        positions = (one.position for one in infos)
+        episodes = dict(zip(positions, stored.episodes, strict=False))
+        texts = {i: one.text for i, one in episodes.items() if one.text is not None}
+    advantages = {one.position: one.advantage for one in infos}
+    computed = bool(infos) and all(value is None for value in advantages.values())
+    return LoadedGroup(
+        info,
+        infos,
+        stored,
+        problem,
+        episodes,
+        texts,
+        _grpo(infos) if computed else advantages,
+        computed,
+    )
 
 
 def _grpo(infos: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
     """Compute GRPO advantages by position; None for all episodes if the group is too large."""
     rewards = [math.nan if one.reward is None else one.reward for one in infos]
     if len(infos) >= MAX_EPISODES:
-        return dict.fromkeys(positions(infos))
+        return dict.fromkeys(one.position for one in infos)
     found = advantages.grpo(np.array(rewards), np.zeros(len(rewards), np.int64))
     return {
         one.position: None if one.reward is None else float(value)
         for one, value in zip(infos, found, strict=True)
     }
-
-
-def ended(info: EpisodeInfo, one: Episode | None) -> str | None:
-    """Return the finish reason of an episode; if there is none, that of its last turn."""
-    if info.finish_reason is None and one is not None and one.turns:
-        return one.turns[-1].finish_reason
-    return info.finish_reason
-
-
-def _row(
-    info: EpisodeInfo,
-    advantage: float | None,
-    content: Contents,
-    decode: Decode | None,
-    with_text: bool,
-) -> EpisodeSummary:
-    one, text = content.episodes.get(info.position), content.texts.get(info.position)
-    shown = excerpt(one, text, decode) if with_text else None
-    return EpisodeSummary(info, advantage, ended(info, one), shown)
 
 
 def prompt_of(stored: StoredGroup | None, decode: Decode | None) -> Prompt:
