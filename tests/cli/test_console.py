@@ -73,7 +73,7 @@ def test_numbers_are_finite(words: tuple[str, ...]) -> None:
 
 
 def test_every_kind_of_command_has_numbers() -> None:
-    assert {words[0] for words in NUMBERS} == {"watch", "metrics", "prune", "groups", "episodes"}
+    assert {words[0] for words in NUMBERS} == {"watch", "metrics", "prune", "episodes"}
 
 
 def test_a_table_in_a_pipe_is_complete(

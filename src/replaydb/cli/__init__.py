@@ -7,17 +7,14 @@ from typing import Annotated
 import typer
 
 from replaydb import __version__
-from replaydb.cli import buffers, db, delete, draws, episodes, groups, leases, metrics, runs
+from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
-from replaydb.cli.datasets import import_dataset
-from replaydb.cli.doctor import doctor
-from replaydb.cli.exchange import export, import_
-from replaydb.cli.prune import prune
+from replaydb.cli.exchange import export, import_, import_dataset
+from replaydb.cli.health import doctor, vacuum, verify
+from replaydb.cli.removal import delete_buffers, delete_groups, delete_runs, prune
 from replaydb.cli.report import report
 from replaydb.cli.ui import ui
-from replaydb.cli.vacuum import vacuum
-from replaydb.cli.verify import verify
 from replaydb.cli.watch import watch
 
 app = typer.Typer(
@@ -28,9 +25,9 @@ app = typer.Typer(
     # Local variables include database URLs, and so passwords.
     pretty_exceptions_show_locals=False,
 )
-buffers.app.command("delete")(delete.buffers)
-groups.app.command("delete")(delete.groups)
-runs.app.command("delete")(delete.runs)
+buffers.app.command("delete")(delete_buffers)
+groups.app.command("delete")(delete_groups)
+runs.app.command("delete")(delete_runs)
 app.add_typer(buffers.app, name="buffers")
 app.add_typer(groups.app, name="groups")
 app.add_typer(episodes.app, name="episodes")

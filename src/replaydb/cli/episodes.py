@@ -183,7 +183,7 @@ async def _find(
             if info.id in stored:
                 episodes = enumerate(stored[info.id].episodes)
                 found += [(info.id, i, one) for i, one in episodes if is_wanted(one)]
-        page = await which.page_after(buffer, PAGE, page[-1])
+        page = await which.page(buffer, PAGE, page[-1])
     return found, None
 
 

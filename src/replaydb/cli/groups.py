@@ -74,7 +74,7 @@ def list_(
     more = () if sort in _SHOWN else (sort,)
     print_list(
         (*_SHOWN.values(), *more),
-        [_row(info, more) for info in page],
+        [[getattr(info, name) for name in (*_SHOWN, *more)] for info in page],
         spare=[heading for heading in _SPARE if heading != _SHOWN.get(sort)],
         cut=("task", "prompt"),
     )
@@ -102,28 +102,18 @@ _SHOWN = {
 _SPARE = ("created", "priority", "draws", "tokens", "std", "staleness", "prompt", "episodes")
 
 
-def _row(info: GroupInfo, more: tuple[str, ...]) -> list[object]:
-    return [getattr(info, name) for name in (*_SHOWN, *more)]
-
-
 @app.command()
 def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) -> None:
     """Show a group: its attributes, prompt, episodes, and the draws that took it."""
     info, stored, problem, draws = with_buffer(url, buffer, lambda buffer: _details(buffer, group))
-    prompt_ids = None if stored is None else stored.prompt_ids
-    context = (
-        {}
-        if stored is None
-        else {
-            "prompt": stored.prompt,
-            "prompt_ids": None if prompt_ids is None else prompt_ids.tolist(),
-        }
-    )
+    prompt = None if stored is None else stored.prompt
+    ids = None if stored is None or stored.prompt_ids is None else stored.prompt_ids.tolist()
+    context = {"prompt": prompt, "prompt_ids": ids}
     if as_json:
         print_json(
             {
                 "group": info,
-                **(context or {"prompt": None, "prompt_ids": None}),
+                **context,
                 "extras": None if stored is None else values_of(stored.extras),
                 "episodes": None if stored is None else [facts_of(one) for one in stored.episodes],
                 "draws": [_entry(draw, info.id) for draw in draws],

@@ -107,22 +107,19 @@ class Selection:
     order_by: ColumnElement[Any]
     after: int | None
 
-    async def page(self, buffer: Buffer, limit: int) -> list[GroupInfo]:
-        """Return the first page.
+    async def page(
+        self, buffer: Buffer, limit: int, last: GroupInfo | None = None
+    ) -> list[GroupInfo]:
+        """Return the groups after `last`; None for the first page.
 
         Raises:
             UnknownGroupError: The group `after` is not in the buffer.
         """
-        if self.after is None:
-            return await self.page_after(buffer, limit, None)
-        if not (found := await buffer.find([self.after])):
-            raise UnknownGroupError([self.after])
-        return await self.page_after(buffer, limit, found[0])
-
-    async def page_after(
-        self, buffer: Buffer, limit: int, last: GroupInfo | None
-    ) -> list[GroupInfo]:
-        """Return the groups after `last`; None for the first ones."""
+        if last is None and self.after is not None:
+            found = await buffer.find([self.after])
+            if not found:
+                raise UnknownGroupError([self.after])
+            last = found[0]
         return await buffer.find(
             tasks=self.tasks or None,
             statuses=self.statuses or None,

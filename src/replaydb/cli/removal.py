@@ -1,13 +1,24 @@
-"""`replaydb prune`: delete history by age, or unreferenced packs from the payload store."""
+"""`replaydb groups|buffers|runs delete` and `prune`: delete data, history by age, and packs."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaydb.cli.console import Url, console, finite, progress, with_store
-from replaydb.cli.delete import described
+from replaydb.cli.console import (
+    BufferName,
+    Url,
+    Yes,
+    console,
+    finite,
+    progress,
+    with_buffer,
+    with_store,
+)
 from replaydb.cli.selecting import (
     Buffers,
     Runs,
@@ -15,16 +26,75 @@ from replaydb.cli.selecting import (
     Where,
     check_known,
     condition,
+    info_of,
 )
+from replaydb.database.filters import compiling
+from replaydb.database.filters.group_columns import col
 from replaydb.domain.episodes import GroupStatus
 from replaydb.util.display import human_size, printable
 
 if TYPE_CHECKING:
-    from replaydb import PruneReport, Store
-    from replaydb.operations.removal import Removal
+    from sqlalchemy import ColumnElement
+
+    from replaydb import Buffer, PruneReport, Store
+    from replaydb.operations import Removal
     from replaydb.util.progress import Progress
 
+#: Number of groups that are read at once.
+PAGE = 1000
 DAY_SECONDS = 86_400.0
+
+
+def delete_groups(
+    url: Url,
+    buffer: BufferName,
+    group: Annotated[
+        list[str] | None, typer.Argument(help="Ids or uids of the groups; none with --where: all.")
+    ] = None,
+    where: Where = None,
+    yes: Yes = False,
+) -> None:
+    """Delete groups of any status, with their episodes and payloads."""
+    wanted = condition(where)
+    if wanted is None and not group:
+        raise typer.BadParameter("one of these is required", param_hint="GROUP, --where")
+
+    async def find(opened: Buffer) -> tuple[ColumnElement[bool] | None, Counter[str]]:
+        ids = [(await info_of(opened, name)).id for name in group or ()]
+        which = compiling.all_of([wanted, col.id.in_(ids) if group else None])
+        total: Counter[str] = Counter()
+        page = await opened.find(where=which, limit=PAGE)
+        while page:
+            total["groups"] += len(page)
+            total["bytes"] += sum(info.num_bytes for info in page)
+            total["leased"] += sum(info.lease_id is not None for info in page)
+            page = await opened.find(where=which, limit=PAGE, after=page[-1])
+        return which, total
+
+    which, total = with_buffer(url, buffer, find)
+    shown = f"{total['groups']} groups, {human_size(total['bytes'])}"
+    leased = total["leased"]
+    _confirm(f"{shown}{f'; {leased} of them are leased or claimed' if leased else ''}", yes)
+    number = with_buffer(url, buffer, lambda opened: opened.delete(where=which), write=True)
+    typer.echo(f"deleted {number} groups")
+
+
+def delete_buffers(url: Url, buffer: BufferName, yes: Yes = False) -> None:
+    """Delete a buffer: its groups, draws, leases, cursors and settings."""
+    from replaydb.operations import delete_buffer
+
+    _remove(url, f"buffer {printable(buffer)}", partial(delete_buffer, name=buffer), yes)
+
+
+def delete_runs(
+    url: Url,
+    run: Annotated[str, typer.Argument(help="Name of the run; it must have ended.")],
+    yes: Yes = False,
+) -> None:
+    """Delete a run with the groups that it put, in every buffer, and its draws."""
+    from replaydb.operations import delete_run
+
+    _remove(url, f"run {printable(run)}", partial(delete_run, name=run), yes)
 
 
 def prune(
@@ -102,12 +172,12 @@ def prune(
 
     if not remove:
         found = with_store(url, lambda store: work(store, True, None))
-        typer.echo("\n".join(f"to delete: {described(one)}" for one in found))
+        typer.echo("\n".join(f"to delete: {_described(one)}" for one in found))
         typer.echo("dry run, nothing deleted; use --remove to delete")
         return
     with progress("deleting") as show:
         found = with_store(url, lambda store: work(store, False, show), write=True)
-    typer.echo("\n".join(f"deleted: {described(one)}" for one in found))
+    typer.echo("\n".join(f"deleted: {_described(one)}" for one in found))
 
 
 def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
@@ -142,3 +212,24 @@ def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
         typer.echo(
             f"dry run, nothing removed; use --remove to free {human_size(report.freed_bytes)}"
         )
+
+
+def _remove(
+    url: str, what: str, delete: Callable[..., Coroutine[Any, Any, Removal]], yes: bool
+) -> None:
+    expected = with_store(url, lambda store: delete(store, dry_run=True))
+    _confirm(f"{what}: {_described(expected)}", yes)
+    with progress("deleting") as show:
+        done = with_store(url, lambda store: delete(store, progress=show), write=True)
+    typer.echo(f"deleted: {_described(done)}")
+
+
+def _described(removal: Removal) -> str:
+    """Return the counts and sizes of a removal as text."""
+    size = human_size(removal.num_bytes)
+    return f"{removal.num_groups} groups, {size}; {removal.num_draws} draws"
+
+
+def _confirm(what: str, yes: bool) -> None:
+    if not yes:
+        typer.confirm(f"{what}\nDelete permanently?", abort=True)

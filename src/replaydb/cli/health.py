@@ -1,7 +1,8 @@
-"""`replaydb verify`: integrity check of rows, counters and payloads."""
+"""`replaydb doctor`, `verify` and `vacuum`: check a store, repair it, and reclaim disk space."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from replaydb.cli.console import (
     Json,
     Url,
+    console,
     print_json,
     print_table,
     progress,
@@ -19,6 +21,25 @@ from replaydb.util.display import human_size
 if TYPE_CHECKING:
     from replaydb import Store
     from replaydb.operations import VerifyReport
+
+
+def doctor(url: Url, as_json: Json = False) -> None:
+    """Check the database engine, its settings, disk, tables and payload store; suggest fixes.
+
+    Reads only. Exits with 1 if any result is bad.
+    """
+    from replaydb.operations import examine
+
+    findings = asyncio.run(examine(url))
+    if as_json:
+        print_json(findings)
+    else:
+        print_table(
+            ("", "check", "result", "fix"),
+            [(one.level, one.subject, one.text, one.fix or "") for one in findings],
+        )
+    if any(one.level == "bad" for one in findings):
+        raise typer.Exit(1)
 
 
 def verify(
@@ -53,12 +74,29 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        _print_report(report)
     if not report.is_sound:
         raise typer.Exit(1)
 
 
-def _print(report: VerifyReport) -> None:
+def vacuum(url: Url) -> None:
+    """Reclaim disk space (VACUUM).
+
+    On SQLite, other processes cannot write meanwhile. On PostgreSQL, one table after another is
+    locked for reads and writes. Blocked calls fail after their time limit,
+    usually one minute.
+    """
+    from replaydb import operations
+
+    with console(stderr=True).status("vacuuming the database"):
+        report = asyncio.run(operations.vacuum(url))
+    typer.echo(
+        f"freed {human_size(max(report.freed_bytes, 0))}:"
+        f" {human_size(report.bytes_before)} before, {human_size(report.bytes_after)} now"
+    )
+
+
+def _print_report(report: VerifyReport) -> None:
     if report.problems:
         print_table(
             ("kind", "where", "problem", "repaired"),
