@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, analysis
-from replaydb.analysis import columns, decoded, source, tables
+from replaydb.analysis import arrow, decoded, source, tables
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -453,14 +453,14 @@ async def test_rows_that_are_only_too_large_together_are_not_damaged(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put(groups(2))
-    whole = columns._batch
+    whole = arrow._batch
 
     def limited(schema: pa.Schema, rows: Any) -> pa.RecordBatch:
         if len(rows) > 1:
             raise TypeError("Cannot convert pyarrow.lib.ChunkedArray to pyarrow.lib.Array")
         return whole(schema, rows)
 
-    monkeypatch.setattr(columns, "_batch", limited)
+    monkeypatch.setattr(arrow, "_batch", limited)
     for damaged in ("raise", "skip"):
         with pytest.raises(TypeError, match="ChunkedArray"):
             analysis.groups(url, damaged=damaged).to_table()

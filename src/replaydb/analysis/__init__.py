@@ -16,8 +16,8 @@ from replaydb.util import extras
 
 extras.need("analysis", "replaydb.analysis")
 
+from replaydb.analysis.arrow import Rows
 from replaydb.analysis.decoded import tokens
-from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.tables import draws, episodes, groups, policies, prompts, runs
 from replaydb.util.publishing import publish
 

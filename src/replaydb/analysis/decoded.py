@@ -11,11 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sqlalchemy import URL, ColumnElement, Select, select
 
-from replaydb.analysis.columns import Damaged, to_damaged
+from replaydb.analysis.arrow import Damaged, Rows, to_damaged
 from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
-from replaydb.analysis.lazy_table import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
 from replaydb.analysis.token_rows import batch_of_tokens, token_schema

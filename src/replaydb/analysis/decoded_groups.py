@@ -161,13 +161,12 @@ class DecodedGroup:
     def _cut(self) -> Iterator[DecodedGroup]:
         is_first = self.is_first
         for part in self.parts:
-            sizes = (part.sizes + self._num_shared).tolist()
-            begin, total = 0, self._num_context if is_first else 0
-            for i, size in enumerate([*sizes, BATCH_BYTES]):
-                total += size
-                if total > BATCH_BYTES and i > begin:
-                    yield replace(self, parts=[part.cut(begin, i)], is_first=is_first)
-                    begin, total, is_first = i, size, False
+            sizes = part.sizes + self._num_shared
+            sizes[0] += self._num_context if is_first else 0
+            for rows in chunks(range(len(sizes)), sizes.tolist().__getitem__, BATCH_BYTES):
+                some = part.cut(rows[0], rows[-1] + 1)
+                yield replace(self, parts=[some], is_first=is_first)
+                is_first = False
 
     def _check_columns(self) -> None:
         """Raise if a value of these rows, of one episode or none, exceeds the size of a column."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from replaydb.analysis.columns import TIME
+from replaydb.analysis.arrow import TIME
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 

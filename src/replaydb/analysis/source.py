@@ -8,13 +8,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL, Select, select
 
-from replaydb.blocking.thread import EventLoopThread
-from replaydb.database import migrations
-from replaydb.database.engines import backend_for
-from replaydb.database.payloads import Payloads
-from replaydb.database.runtime.protocol import Backend
+from replaydb import blocking
 from replaydb.database.runtime.session import Session
-from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.statements.scans import Scan
 from replaydb.database.tables.records import Stored
 from replaydb.database.tables.schema import buffer
@@ -29,30 +25,21 @@ PAGE, PAGE_BYTES = 8192, 64 << 20
 class Source:
     """A store opened read-only. Calls run in its own thread and can be made from any thread."""
 
-    def __init__(self, url: str | URL) -> None:
-        async def work(thread: EventLoopThread) -> None:
-            self._thread = thread
-            self._database = await _opened(url)
-            self._payloads = Payloads(self._database)
-            thread.close_with(self._close)
-
-        EventLoopThread.opening(work)
-
-    @property
-    def backend(self) -> Backend:
-        """Engine of the database."""
-        return self._database.backend
+    def __init__(self, store: blocking.Store) -> None:
+        self._thread = store._thread
+        self._payloads = store._wrapped._payloads
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in one read-only snapshot."""
-        return self._thread.run(lambda: self._database.read(work, end=end_in(BULK_SECONDS)))
+        database = self._payloads.database
+        return self._thread.run(lambda: database.read(work, end=end_in(BULK_SECONDS)))
 
     def stored(self, work: Callable[[Session], Stored]) -> Stored:
         """Read groups with `work`, with payloads inside or outside the database."""
 
         async def run() -> Stored:
             end = end_in(BULK_SECONDS)
-            stored = await self._database.read(work, end=end)
+            stored = await self._payloads.database.read(work, end=end)
             return await self._payloads.read(stored, end)
 
         return self._thread.run(run)
@@ -89,30 +76,12 @@ class Source:
             else:
                 after = rows[-1][-len(scan.keys) :]
 
-    def close(self) -> None:
-        """Close the database and end the thread."""
-        self._thread.close()
-
-    async def _close(self) -> None:
-        end = end_in(allowance())
-        await self._database.close(end)
-        await self._payloads.close(end)
-
 
 @contextmanager
 def opened(url: str | URL) -> Iterator[Source]:
     """Open a store for the duration of the block."""
-    source = Source(url)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-async def _opened(url: str | URL) -> Database:
-    backend = backend_for(url, read_only=True, pool_size=1)
-    await migrations.prepare(backend, migrate=False)
-    return Database(backend)
+    with blocking.Store.open(url, read_only=True, pool_size=1, payload_cache=0) as store:
+        yield Source(store)
 
 
 def fitting(sizes: Sequence[int]) -> int:

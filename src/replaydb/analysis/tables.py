@@ -18,8 +18,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from replaydb.analysis.columns import Damaged, batch_of, schema_of, to_damaged
-from replaydb.analysis.lazy_table import Rows
+from replaydb.analysis.arrow import Damaged, Rows, batch_of, schema_of, to_damaged
 from replaydb.analysis.source import Source, opened
 from replaydb.database.filters import compiling
 from replaydb.database.statements.scans import EVERY, WINDOW, Scan

@@ -39,12 +39,13 @@ class Payloads:
     """The payloads of a store that keeps them outside the database.
 
     Attributes:
+        database: The database.
         cache: Payloads that were read; None if they are not cached.
     """
 
     def __init__(self, database: Database, cache_bytes: int | None = 0) -> None:
         """Set the size of the cache. None: `BUCKET_BYTES` for an object store, 0 for a folder."""
-        self._database = database
+        self.database = database
         self._cache_bytes = cache_bytes
         self.cache: RangeCache | None = None
         self._payload_store: PayloadStore | None = None
@@ -70,7 +71,7 @@ class Payloads:
             PayloadsUnavailableError: The payload store cannot be reached or used.
             DatabaseReadOnlyError: The store was opened read-only, and has no payload store yet.
         """
-        row = await self._database.read(payload_location.payload_store, end=end)
+        row = await self.database.read(payload_location.payload_store, end=end)
         if row is None:
             store_uid = uuid4().hex
             payload_store = PayloadStore.at(url, store_uid)
@@ -82,10 +83,10 @@ class Payloads:
                 return payload_location.record_payload_store(session, payload_store.url, store_uid)
 
             try:
-                await self._database.read(check, end=end)
-                if not self._database.backend.read_only:
+                await self.database.read(check, end=end)
+                if not self.database.backend.read_only:
                     await payload_store.prepare(end)  # record it only if it can be written
-                row = await self._database.write(record, end=end)
+                row = await self.database.write(record, end=end)
             finally:
                 await payload_store.close()
         payload_store = self._at(url, row.store_uid)
@@ -102,10 +103,10 @@ class Payloads:
         Raises:
             InvalidInputError: Payloads are in the database.
         """
-        if await self._database.read(payload_location.payload_store, end=end) is None:
+        if await self.database.read(payload_location.payload_store, end=end) is None:
             expected = "None, unless the payloads are outside the database"
             raise InvalidInputError("payload_grace", expected, seconds)
-        await self._database.write(
+        await self.database.write(
             lambda session: payload_location.set_grace(session, seconds), end=end
         )
 
@@ -119,7 +120,7 @@ class Payloads:
         row = await self._row(end)
         payload_store = self._at(url, row.store_uid)
         await payload_store.check(end)
-        await self._database.write(
+        await self.database.write(
             lambda session: payload_location.relocate(session, payload_store.url), end=end
         )
         self._use(payload_store)  # running reads may finish on the old one
@@ -132,7 +133,7 @@ class Payloads:
             PayloadsUnavailableError: The payload store cannot be reached, or has no intact marker
                 of this store.
         """
-        if await self._database.read(payload_location.payload_store, end=end) is not None:
+        if await self.database.read(payload_location.payload_store, end=end) is not None:
             await (await self._located(end)).check(end)
 
     async def adopt(self, end: float) -> str:
@@ -148,13 +149,13 @@ class Payloads:
         """
         await self._row(end)
         payload_store = await self._located(end)
-        await payload_store.restore(await self._database.read(packs.used, end=end), end)
+        await payload_store.restore(await self.database.read(packs.used, end=end), end)
         await payload_store.claim(end, adopt=True)
         return payload_store.url
 
     async def _row(self, end: float) -> PayloadStoreRow:
         """Return the payload store that is recorded in the database."""
-        row = await self._database.read(payload_location.payload_store, end=end)
+        row = await self.database.read(payload_location.payload_store, end=end)
         if row is None:
             expected = "a store with payloads outside the database"
             raise InvalidInputError("payloads", expected, "one with payloads in the database")
@@ -181,7 +182,7 @@ class Payloads:
         """
         await self._row(end)
         pruning = Pruning(
-            self._database,
+            self.database,
             await self._located(end),
             end,
             dry_run=dry_run,
@@ -205,7 +206,7 @@ class Payloads:
         async with self._call():
             payload_store = await self._located(end)
             pack = Pack(payload_store.new_name(), 0, time.monotonic())
-            sync = self._database.backend.traits.syncs
+            sync = self.database.backend.traits.syncs
             data = [one.data for one in new]
             offsets = await payload_store.write(pack.name, data, sync=sync, end=end)
         pack.num_bytes = offsets[-1] + len(new[-1].data)
@@ -279,7 +280,7 @@ class Payloads:
         if not damaged:
             return []
         ids = sorted({group_id for group_id, _ in damaged})
-        now = await self._database.read(lambda session: session.read_payloads(ids), end=end)
+        now = await self.database.read(lambda session: session.read_payloads(ids), end=end)
         return [
             part
             for part in now
@@ -338,7 +339,7 @@ class Payloads:
         """
         try:
             payload_store = await self._located(end_in(allowance()))
-            pruning = Pruning(self._database, payload_store, end_in(BULK_SECONDS))
+            pruning = Pruning(self.database, payload_store, end_in(BULK_SECONDS))
             await pruning.remove_marked()
             await pruning.compact(self._damaged)
         except ReplayDBError as error:
@@ -351,7 +352,7 @@ class Payloads:
     async def _located(self, end: float) -> PayloadStore:
         """Return the payload store. Read its URL if another process set it after the opening."""
         if self._payload_store is None:
-            row = await self._database.read(payload_location.payload_store, end=end)
+            row = await self.database.read(payload_location.payload_store, end=end)
             if row is None:
                 raise DatabaseError("the URL of the payload store is missing in the database")
             return self._use(self._at(row.url, row.store_uid))
@@ -359,7 +360,7 @@ class Payloads:
 
     def _at(self, url: str, store_uid: str) -> PayloadStore:
         """Return the payload store at a URL, for this instance of the database."""
-        database = self._database
+        database = self.database
 
         async def read_instance(end: float) -> Instance:
             return await database.write(database.backend.administration.instance, end=end)

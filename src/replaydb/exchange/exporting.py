@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sqlalchemy import URL
 from sqlalchemy.dialects import sqlite
 
-from replaydb.analysis.columns import Damaged, to_damaged
+from replaydb.analysis.arrow import Damaged, to_damaged
 from replaydb.analysis.decoded import episode_rows
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.source import Source, opened

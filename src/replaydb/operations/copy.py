@@ -23,6 +23,7 @@ from replaydb.database.engines import backend_for
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import packs, payload_location, row_differences, sequences
 from replaydb.database.repository.row_differences import Difference, Values
+from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session, Work
 from replaydb.database.runtime.transactions import (
     BULK_SECONDS,
@@ -118,13 +119,13 @@ async def copy(
     origin, destination = backend_for(source, read_only=True), backend_for(target)
     await migrations.prepare(origin, migrate=False)
     await destination.schema.check_target()
-    async with _opened(Database(origin)) as ours:
+    async with _opened(origin) as ours:
         # Before anything is written: a copy needs the right to read sequences.
         await ours.database.read(lambda session: sequences.positions(origin, session))
         mark = await copying.begin_copy(destination)
-        async with _opened(Database(destination)) as theirs:
+        async with _opened(destination) as theirs:
             if payloads is not None:
-                await theirs.payloads.set_location(payloads, end_in(allowance()))
+                await theirs.set_location(payloads, end_in(allowance()))
             task = _Copying(ours, theirs, mark, progress)
             await task.run(finish=finish)
     if finish:
@@ -133,28 +134,22 @@ async def copy(
     return task.report
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    database: Database
-    payloads: Payloads
-
-
 @asynccontextmanager
-async def _opened(database: Database) -> AsyncIterator[_Side]:
-    payloads = Payloads(database)
+async def _opened(backend: Backend) -> AsyncIterator[Payloads]:
+    payloads = Payloads(Database(backend))
     try:
-        yield _Side(database, payloads)
+        yield payloads
     finally:
         end = end_in(PATIENCE_SECONDS)
-        await database.close(end)
+        await payloads.database.close(end)
         await payloads.close(end)
 
 
 class _Copying:
     def __init__(
         self,
-        source: _Side,
-        target: _Side,
+        source: Payloads,
+        target: Payloads,
         mark: str,
         progress: Callable[[CopyReport], object] | None,
     ) -> None:
@@ -251,8 +246,7 @@ class _Copying:
         """Copy payloads to the target. Returns reasons of damaged ones by group id."""
         damaged: dict[int, str] = {}
         for batch in batches(wanted):
-            source = self._source
-            fetched = await fetch(read, source.payloads, batch)
+            fetched = await fetch(read, self._source, batch)
             damaged |= {group_id: why for (group_id, _), why in fetched.damaged.items()}
             if fetched.sound:
                 await self._store(fetched.sound, outside=outside)
@@ -265,7 +259,7 @@ class _Copying:
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
         if outside:
-            await self._target.payloads.put(records, end)
+            await self._target.put(records, end)
 
         def insert(session: Session) -> None:
             packs.enter(session, records)
@@ -311,10 +305,11 @@ class _Copying:
             CorruptPayloadError: Some are damaged or missing. Damaged ones were deleted from the
                 target, so that the next copy writes them again.
         """
-        database = self._target.database
-        expected = await database.read(lambda session: row_differences.count(session, payload))
+        expected = await self._target.database.read(
+            lambda session: row_differences.count(session, payload)
+        )
         damaged: list[Values] = []
-        async for fetched in every_payload(database, self._target.payloads):
+        async for fetched in every_payload(self._target):
             damaged += fetched.damaged
             self.update_report(num_checked=len(fetched.sound))
         if self.report.num_checked == expected:

@@ -12,7 +12,7 @@ from replaydb.database.payloads import Payloads
 from replaydb.database.repository import row_differences
 from replaydb.database.repository.row_differences import Values
 from replaydb.database.runtime.session import Session
-from replaydb.database.runtime.transactions import Database, allowance, end_in
+from replaydb.database.runtime.transactions import allowance, end_in
 from replaydb.database.tables.records import Facts, Stored
 from replaydb.database.tables.schema import payload
 from replaydb.util.chunks import chunks
@@ -80,9 +80,9 @@ async def fetch(read: Read, payloads: Payloads, wanted: Sequence[Part]) -> Fetch
     return await asyncio.to_thread(_checked, known, stored.payloads)
 
 
-async def every_payload(database: Database, payloads: Payloads) -> AsyncIterator[Fetched]:
+async def every_payload(payloads: Payloads) -> AsyncIterator[Fetched]:
     """Yield all payloads of a store, by group id."""
-    after = 0
+    after, database = 0, payloads.database
     while True:
 
         def page(session: Session, after: int = after) -> tuple[int | None, list[Values]]:

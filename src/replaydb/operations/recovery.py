@@ -32,7 +32,7 @@ def every_buffer(session: Session) -> list[BufferRow]:
 
 
 async def intact_groups(
-    database: Database, payloads: Payloads
+    payloads: Payloads,
 ) -> AsyncIterator[tuple[BufferRow, Mapping[int, GroupStatus]]]:
     """Read every group that failed as damaged, in batches of up to `BATCH_BYTES`.
 
@@ -43,6 +43,7 @@ async def intact_groups(
     def work(session: Session) -> list[tuple[BufferRow, dict[int, Failed]]]:
         return [(row, damage.failed(session, row.id)) for row in every_buffer(session)]
 
+    database = payloads.database
     for buffer, found in await database.read(work, end=end_in(BULK_SECONDS)):
         for some in chunks(found.items(), lambda one: one[1].num_bytes, BATCH_BYTES, length=PAGE):
             ids = [group_id for group_id, _ in some]
@@ -99,11 +100,14 @@ async def _repeat(database: Database, row: BufferRow, step: Callable[[LockedBuff
 
 async def _change(database: Database, row: BufferRow, change: Callable[[LockedBuffer], T]) -> T:
     """Run `change` in a transaction, with the buffer and its tasks locked."""
-    no_run = RunRow(0, None)
-    scope = Scope(database.backend, row.id, row.name, no_run, row, lambda _: None)
 
     def work(session: Session) -> T:
-        with buffer_locked(session, scope) as buffer:
+        with buffer_locked(session, scope_of(database, row)) as buffer:
             return change(buffer)
 
     return await database.write(work, end=end_in(BULK_SECONDS))
+
+
+def scope_of(database: Database, row: BufferRow) -> Scope:
+    """Return the scope of a transaction on a buffer, on behalf of no run."""
+    return Scope(database.backend, row.id, row.name, RunRow(0, None), row, lambda _: None)

@@ -15,8 +15,7 @@ from sqlalchemy import Column, ColumnElement, Delete, Select, delete, func, sele
 from replaydb.buffer.store import Store
 from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, transitions
-from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
@@ -27,6 +26,7 @@ from replaydb.database.tables.schema import IS_LEASED, buffer, draw, draw_group,
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
+from replaydb.operations.recovery import scope_of
 from replaydb.util.progress import Progress
 
 T = TypeVar("T")
@@ -177,18 +177,18 @@ async def delete_buffer(
     task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
     if not dry_run:  # fails before the first step if the user may not do the last one
-        await store._database.write(lambda it: it.run(delete_buffer_row(NO_ID)))
+        await task.database.write(lambda it: it.run(delete_buffer_row(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
     await task.delete_draws(draw.c.buffer_id == row.id)
 
     def end(session: Session) -> None:
-        with buffer_locked(session, task.scope(row)) as buffer:
+        with buffer_locked(session, scope_of(task.database, row)) as buffer:
             transitions.delete(buffer, selection(buffer.id), "the buffer was deleted")
         session.run(delete_buffer_row(row.id))
 
     if not dry_run:
-        await store._database.write(end)
-        store._database.signal.announce()
+        await task.database.write(end)
+        task.database.signal.announce()
     return task.done
 
 
@@ -238,7 +238,7 @@ async def delete_run(
         return task.done
     attempts = 0
     # Tried first, so that it fails before anything is deleted if the user may not delete runs.
-    while not await store._database.write(run_deleted, end=end_in(BULK_SECONDS)):
+    while not await task.database.write(run_deleted, end=end_in(BULK_SECONDS)):
         if attempts == ATTEMPTS:
             raise InvalidInputError("name", "a run that has ended", f"{name!r}, which is active")
         await delete_contents()
@@ -246,30 +246,17 @@ async def delete_run(
     return task.done
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of a deletion.
-
-    Attributes:
-        removal: What it deleted.
-        seconds: How long it worked, holding locks. The time that it waited for them is not
-            included: among busy clients, steps would become shorter and shorter.
-    """
-
-    removal: Removal
-    seconds: float
-
-
 class _Deletion:
     """A running deletion.
 
     Attributes:
+        database: The database of the store.
         done: What was deleted so far.
     """
 
     def __init__(self, store: Store, dry_run: bool, progress: Progress | None) -> None:
         self.done = Removal(dry_run)
-        self._database = store._database
+        self.database = store._payloads.database
         self._progress = checks.optional(checks.function, "progress", progress)
         self._total = 0
 
@@ -277,7 +264,7 @@ class _Deletion:
         """Return the time `age` seconds ago, by the database's clock."""
         if age is None:
             return None
-        return await self._database.read(lambda it: it.now()) - timedelta(seconds=age)
+        return await self.database.read(lambda it: it.now()) - timedelta(seconds=age)
 
     async def rows(self, names: Iterable[str] | None) -> list[BufferRow]:
         """Return buffers by name; None for all."""
@@ -292,74 +279,77 @@ class _Deletion:
                 found.append(row)
             return found
 
-        return await self._database.read(work)
-
-    def scope(self, row: BufferRow) -> Scope:
-        """Return the scope of a transaction on a buffer, on behalf of no run."""
-        no_run = RunRow(0, None)
-        return Scope(self._database.backend, row.id, row.name, no_run, row, lambda _: None)
+        return await self.database.read(work)
 
     async def delete_groups(self, row: BufferRow, which: Selection) -> None:
         """Delete groups of a buffer that exist now."""
         expected, last = await self.read(lambda it: _measured(it, which))
-        if self.done.dry_run:
-            self._add(expected)
-            return
-        self._total += expected.num_groups
 
-        def delete(ids: Sequence[int], session: Session) -> _Step:
-            with buffer_locked(session, self.scope(row)) as buffer:
+        def delete(ids: Sequence[int], session: Session) -> tuple[Removal, float]:
+            with buffer_locked(session, scope_of(self.database, row)) as buffer:
                 begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
                 still = replace(which, ids=ids)
                 removal, _ = _measured(session, still)
                 transitions.delete(buffer, still.condition, "deleted")
-                return _Step(removal, time.perf_counter() - begun)
+                return removal, time.perf_counter() - begun
 
-        await self._in_steps(group.id, replace(which, by_id=True).condition, last, delete)
+        condition = replace(which, by_id=True).condition
+        await self._in_steps(group.id, condition, last, expected, delete)
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
         """Delete draws that exist now."""
         weigh = weigh_draws(condition)
         [found] = await self.read(lambda it: it.run(weigh))
-        if self.done.dry_run:
-            self._add(Removal(True, num_draws=found.number))
-            return
-        self._total += found.number
+        expected = Removal(False, num_draws=found.number)
 
-        def delete(ids: Sequence[int], session: Session) -> _Step:
+        def delete(ids: Sequence[int], session: Session) -> tuple[Removal, float]:
             begun = time.perf_counter()
             number = session.run(delete_draws(ids))
-            return _Step(Removal(False, num_draws=number), time.perf_counter() - begun)
+            return Removal(False, num_draws=number), time.perf_counter() - begun
 
-        await self._in_steps(draw.c.id, condition, found.last or 0, delete)
+        await self._in_steps(draw.c.id, condition, found.last or 0, expected, delete)
 
     async def _in_steps(
         self,
         key: Column[int],
         condition: ColumnElement[bool],
         last: int,
-        delete: Callable[[Sequence[int], Session], _Step],
+        expected: Removal,
+        delete: Callable[[Sequence[int], Session], tuple[Removal, float]],
     ) -> None:
-        """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`."""
-        size, after = FIRST_STEP, 0
+        """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`.
 
+        Args:
+            key: Id of the rows.
+            condition: The condition.
+            last: The last id.
+            expected: Number and size of these rows. A dry run only counts them.
+            delete: Deletes rows. Returns what it deleted, and how long it worked, holding locks.
+                The time that it waited for them is not included: among busy clients, steps would
+                become shorter and shorter.
+        """
+        if self.done.dry_run:
+            self._add(expected)
+            return
+        self._total += expected.num_groups + expected.num_draws
+        size, after = FIRST_STEP, 0
         while after < last:
             some = select_ids_between(key, condition, after, last, PAGE)
             ids = [row.id for row in await self.read(methodcaller("run", some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
-                step = await self._database.write(partial(delete, ids[:size]))
+                removal, seconds = await self.database.write(partial(delete, ids[:size]))
                 del ids[:size]
-                self._add(step.removal)
-                size = int(size * STEP_SECONDS / max(step.seconds, STEP_SECONDS / 2)) or 1
+                self._add(removal)
+                size = int(size * STEP_SECONDS / max(seconds, STEP_SECONDS / 2)) or 1
                 size = min(size, LONGEST_STEP)
-                await self._database.let_others_in()
-        self._database.signal.announce()
+                await self.database.let_others_in()
+        self.database.signal.announce()
 
     async def read(self, work: Callable[[Session], T]) -> T:
         """Run a read, which may pass over every group or draw of a buffer."""
-        return await self._database.read(work, end=end_in(BULK_SECONDS))
+        return await self.database.read(work, end=end_in(BULK_SECONDS))
 
     def _add(self, more: Removal) -> None:
         self.done = Removal(

@@ -153,8 +153,8 @@ async def verify(
 class _Verifying:
     def __init__(self, store: Store, progress: Callable[[VerifyReport], object] | None) -> None:
         self.report = VerifyReport()
-        self._database = store._database
         self._payloads = store._payloads
+        self._database = self._payloads.database
         self._progress = progress
         self._lost: set[str] = set()  # groups whose data is wrong or was lost
 
@@ -204,7 +204,7 @@ class _Verifying:
         buffer_rows: dict[int, BufferRow] = {}
         if not any(one.kind == "damage" for one in self.report.problems):
             buffer_rows = {row.id: row for row in await self._database.read(every_buffer)}
-        async for fetched in every_payload(self._database, self._payloads):
+        async for fetched in every_payload(self._payloads):
             size = sum(len(data) for _, data in fetched.sound)
             number = len(fetched.sound) + len(fetched.damaged)
             self._add_problems(
@@ -250,7 +250,7 @@ class _Verifying:
         """Find groups that failed as damaged but are intact, and optionally restore them."""
         if any(one.kind == "damage" for one in self.report.problems):
             return
-        async for buffer, statuses in intact_groups(self._database, self._payloads):
+        async for buffer, statuses in intact_groups(self._payloads):
             if repair:
                 await restore(self._database, buffer, list(statuses))
             self._add_problems(
