@@ -7,10 +7,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import islice, pairwise
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_columns import ARRAY, DTYPES, LISTS, TOKENS, episode_schema
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError, NotSupportedError, PayloadsUnavailableError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
@@ -38,15 +38,11 @@ READ_NAMES = 1024
 _INVALID_FILE = (
     pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError
 )  # fmt: skip
-_NUMBERS = {
-    "token_ids": np.int32,
-    "loss_mask": np.bool_,
-    "logprobs": np.float32,
-    "token_versions": np.int32,
-    "token_rewards": np.float32,
-    "group_prompt_ids": np.int32,
+#: Lists of numbers, and their dtypes.
+_NUMBERS: dict[str, Any] = {name: DTYPES[kind].type for name, kind in TOKENS.items()} | {
+    "group_prompt_ids": np.int32
 }
-_ARRAYS = ("token_extras", "extras", "group_extras")
+_ARRAYS = [name for name, kind in LISTS.items() if kind == ARRAY]
 #: Columns that groups are built from.
 _COLUMNS = frozenset(episode_schema().names)
 #: Integer columns, which pandas writes as floats if a row has no value.
@@ -155,7 +151,7 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
     """
     with _reading(name):
         if name.endswith(".parquet"):
-            yield from _parquet_rows(path, name)
+            yield from _parquet_rows(path, name, _COLUMNS)
         else:
             yield from _lines(path, name, _from_line)
 
@@ -176,6 +172,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 #: Columns that identify a group; `group_id` distinguishes groups that had the same uid.
+_KEY = {"buffer_name": str, "group_uid": str, "group_id": int}
 NAMES = pa.schema({"buffer_name": pa.string(), "group_uid": pa.string(), "group_id": pa.int64()})
 
 
@@ -186,39 +183,29 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
         InvalidInputError: The file is not valid.
         PayloadsUnavailableError: The file cannot be read.
     """
-    before = None
     with _reading(name):
-        is_parquet = name.endswith(".parquet")
-        for table in _parquet_names(path, name) if is_parquet else _jsonl_names(path, name):
-            keys = list(zip(*table.to_pydict().values(), strict=True))
-            yield table.filter(pa.array([a != b for a, b in pairwise([before, *keys])], pa.bool_()))
-            before = keys[-1] if keys else before
+        if name.endswith(".parquet"):
+            rows = _parquet_rows(path, name, NAMES.names)
+        else:
+            rows = _lines(path, name, _names)
+        keys = (key for key, _ in groupby(rows, _key))
+        while several := list(islice(keys, READ_NAMES)):
+            columns = zip(zip(*several, strict=True), NAMES.types, strict=True)
+            yield pa.table([pa.array(*column) for column in columns], schema=NAMES)
 
 
-def _parquet_names(path: Path, name: str) -> Iterator[pa.Table]:
-    for batch in batches_of(path, name, NAMES.names):
-        columns = [
-            batch[one.name].cast(one.type)
-            if one.name in batch.schema.names
-            else pa.nulls(len(batch), one.type)
-            for one in NAMES
-        ]
-        yield pa.table(columns, schema=NAMES)
-
-
-def _jsonl_names(path: Path, name: str) -> Iterator[pa.Table]:
-    rows = _lines(path, name, _names)
-    while several := list(islice(rows, READ_NAMES)):
-        yield pa.Table.from_pylist(several, NAMES)
+def _key(row: Row) -> list[Any]:
+    values = ((row.get(name), kind) for name, kind in _KEY.items())
+    return [None if value is None else kind(value) for value, kind in values]
 
 
 def _names(line: str) -> Row:
     row = _row(line)
-    for one in NAMES:
-        value, kind = row.get(one.name), int if one.type == pa.int64() else str
+    for name, kind in _KEY.items():
+        value = row.get(name)
         if value is not None and type(value) is not kind:
-            raise InvalidInputError(one.name, f"a value of type {kind.__name__}", f"{value!r:.80}")
-    return {name: row.get(name) for name in NAMES.names}
+            raise InvalidInputError(name, f"a value of type {kind.__name__}", f"{value!r:.80}")
+    return {name: row.get(name) for name in _KEY}
 
 
 def _lines(path: Path, name: str, read: Callable[[str], Row]) -> Iterator[Row]:
@@ -256,8 +243,8 @@ def _row(line: str) -> Row:
     return row
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[Row]:
-    for batch in batches_of(path, name, _COLUMNS):
+def _parquet_rows(path: Path, name: str, wanted: Collection[str]) -> Iterator[Row]:
+    for batch in batches_of(path, name, wanted):
         names = batch.schema.names
         columns = [_values(*one) for one in zip(names, batch.columns, strict=True)]
         for values in zip(*columns, strict=True):

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from replaydb.errors import InvalidInputError
+from replaydb.util.chunks import chunks
 
 #: Limit of expansion: 64 MiB, or 1000 times the size of the file if that is more. Episodes repeat
 #: the prompt of their group, and turns the turns before them, so files compress well.
@@ -260,10 +261,5 @@ def _text_bytes(array: pa.Array) -> NDArray[np.int64]:
 
 def _parts(batch: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     """Yield rows of at most `READ_BYTES` once decoded, or single rows."""
-    begin = total = 0
-    for i, size in enumerate(sizes.tolist()):
-        total += size
-        if total > READ_BYTES and i > begin:
-            yield batch[begin:i]
-            begin, total = i, size
-    yield batch[begin:]
+    for rows in chunks(range(len(batch)), sizes.tolist().__getitem__, READ_BYTES):
+        yield batch[rows[0] : rows[-1] + 1]
