@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 from threading import Lock
 
 from replaydb import blocking
@@ -73,13 +74,45 @@ GAUGES = {
     "train_staleness_groups": "Groups of the recent draws, by staleness at the draw.",
 }
 
-_TASK = re.compile(r"buffer/task/(?P<task>.*)/(?P<status>[a-z]+)", re.DOTALL)
-_COUNTED_TASK = re.compile(r"(?P<side>gen|train)/task/(?P<task>.*)", re.DOTALL)
-_BIN = re.compile(r"(?P<side>buffer|train)/staleness/(?P<bin>[a-z0-9_]+)")
-_STATUS = re.compile(r"buffer/status/(?P<status>[a-z]+)")
+#: Families whose metrics have labels besides the buffer, with the pattern of their names.
+_LABELED = {
+    "buffer_task": r"buffer/task/(?P<task>.*)/(?P<status>[a-z]+)",
+    "gen_task": r"gen/task/(?P<task>.*)",
+    "train_task": r"train/task/(?P<task>.*)",
+    "buffer_staleness_groups": r"buffer/staleness/(?P<bin>[a-z0-9_]+)",
+    "train_staleness_groups": r"train/staleness/(?P<bin>[a-z0-9_]+)",
+    "buffer_status": r"buffer/status/(?P<status>[a-z]+)",
+}
 
 
-class BufferCollector(Collector):
+class _Cached(Collector):
+    """Collector that caches the metrics of buffers for `max_age` seconds."""
+
+    def __init__(self, draws: int, max_age: float, totals: bool) -> None:
+        self.draws = checks.whole_number("draws", draws, least=1)
+        self.max_age = checks.number("max_age", max_age, least=0.0)
+        self.totals = checks.flag("totals", totals)
+        self._lock = Lock()
+        self._last: Mapping[str, Mapping[str, float]] = {}
+        self._read_at = float("-inf")
+
+    def describe(self) -> list[Metric]:
+        """Return no metrics, so that registration does not query the database."""
+        return []
+
+    def _numbers(self) -> Mapping[str, Mapping[str, float]]:
+        """Return metrics by buffer and name."""
+        with self._lock:
+            if time.monotonic() - self._read_at > self.max_age:
+                self._last = self._read()
+                self._read_at = time.monotonic()
+            return self._last
+
+    @abstractmethod
+    def _read(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+class BufferCollector(_Cached):
     """Collector of the metrics of one buffer.
 
         store = replaydb.blocking.Store.open(url)
@@ -108,25 +141,18 @@ class BufferCollector(Collector):
         max_age: float = 5.0,
         totals: bool = True,
     ) -> None:
+        super().__init__(draws, max_age, totals)
         self.buffer = buffer
-        self.draws = checks.whole_number("draws", draws, least=1)
-        self.max_age = checks.number("max_age", max_age, least=0.0)
-        self.totals = checks.flag("totals", totals)
-        self._cached = _Cached(self._read, self.max_age)
 
     def collect(self) -> Iterator[Metric]:
         """Yield one metric family for each name."""
-        yield from _families(self._cached.numbers())
-
-    def describe(self) -> list[Metric]:
-        """Return no metrics, so that registration does not query the database."""
-        return []
+        yield from _families(self._numbers())
 
     def _read(self) -> Mapping[str, Mapping[str, float]]:
         return {self.buffer.name: self.buffer.metrics(draws=self.draws, totals=self.totals)}
 
 
-class StoreCollector(Collector):
+class StoreCollector(_Cached):
     """Collector of the metrics of several buffers, and of `replaydb_up`; see `BufferCollector`.
 
     If the database is unavailable, a scrape does not fail: it returns only `replaydb_up`, as 0.
@@ -151,12 +177,9 @@ class StoreCollector(Collector):
         max_age: float = 5.0,
         totals: bool = True,
     ) -> None:
+        super().__init__(draws, max_age, totals)
         self.store = store
         self.buffers = checks.names("buffers", buffers)
-        self.draws = checks.whole_number("draws", draws, least=1)
-        self.max_age = checks.number("max_age", max_age, least=0.0)
-        self.totals = checks.flag("totals", totals)
-        self._cached = _Cached(self._read, self.max_age)
         self._lag: float | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -166,7 +189,7 @@ class StoreCollector(Collector):
         """
         up = GaugeMetricFamily("replaydb_up", "1 if the database is available, else 0.")
         try:
-            numbers = self._cached.numbers()
+            numbers = self._numbers()
         except DatabaseUnavailableError as error:
             logger.warning("no metrics: %s", error)
             numbers = None
@@ -180,10 +203,6 @@ class StoreCollector(Collector):
             )
         yield from _families(numbers or {})
 
-    def describe(self) -> list[Metric]:
-        """Return no metrics, so that registration does not query the database."""
-        return []
-
     def _read(self) -> Mapping[str, Mapping[str, float]]:
         self._lag = self.store.replication_lag()
         names = self.store.buffer_names() if self.buffers is None else self.buffers
@@ -195,27 +214,6 @@ class StoreCollector(Collector):
             except UnknownBufferError as error:  # deleted; the other buffers have metrics
                 logger.warning("no metrics: %s", error)
         return numbers
-
-
-class _Cached:
-    """Metrics of buffers, cached for `max_age` seconds."""
-
-    def __init__(
-        self, read: Callable[[], Mapping[str, Mapping[str, float]]], max_age: float
-    ) -> None:
-        self._read = read
-        self._max_age = max_age
-        self._lock = Lock()
-        self._numbers: Mapping[str, Mapping[str, float]] = {}
-        self._read_at = float("-inf")
-
-    def numbers(self) -> Mapping[str, Mapping[str, float]]:
-        """Return metrics by buffer and name."""
-        with self._lock:
-            if time.monotonic() - self._read_at > self._max_age:
-                self._numbers = self._read()
-                self._read_at = time.monotonic()
-            return self._numbers
 
 
 def _families(numbers: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
@@ -238,12 +236,7 @@ def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFa
 
 def _parsed(name: str) -> tuple[str, dict[str, str]]:
     """Return the family and labels of a metric."""
-    if match := _TASK.fullmatch(name):
-        return "buffer_task", match.groupdict()
-    if match := _COUNTED_TASK.fullmatch(name):
-        return f"{match['side']}_task", {"task": match["task"]}
-    if match := _BIN.fullmatch(name):
-        return f"{match['side']}_staleness_groups", {"bin": match["bin"]}
-    if match := _STATUS.fullmatch(name):
-        return "buffer_status", match.groupdict()
+    for family, pattern in _LABELED.items():
+        if match := re.fullmatch(pattern, name, re.DOTALL):
+            return family, match.groupdict()
     return name.replace("/", "_"), {}
