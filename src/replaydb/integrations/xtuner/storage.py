@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from xtuner.v1.data_proto.rl_data import RolloutState, Status, reset_rollout_response
 from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
@@ -15,18 +16,13 @@ from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
 import replaydb as rdb
 from replaydb import blocking
 from replaydb.domain.policies import SimplePolicy
-from replaydb.errors import (
-    CorruptPayloadError,
-    InvalidInputError,
-    PayloadGoneError,
-    UnknownGroupError,
-)
 from replaydb.integrations.decoding import decoded, decoded_sample
 from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
 from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_state
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 #: The file of a checkpoint that names the leases of the groups that it includes.
 MARK = "replaydb.json"
@@ -35,6 +31,19 @@ Consume = Literal["taken", "saved", "never"]
 #: Duration in seconds of a lease that ends with the call, and of a lease that ends with a
 #: checkpoint.
 TAKE_SECONDS, SAVE_SECONDS = 60.0, 1e9
+
+
+def _in_thread(
+    method: Callable[Concatenate[SqlStorage, P], T],
+) -> Callable[Concatenate[SqlStorage, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine function that runs a method in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: SqlStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self.is_used = True
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    return call
 
 
 class SqlStorage(StorageBackend):
@@ -84,20 +93,19 @@ class SqlStorage(StorageBackend):
         """Close the database connection. Stored groups and leases are kept."""
         self._store.close()
 
-    async def _run(self, work: Callable[..., T], /, *args: Any, **named: Any) -> T:
-        """Run a blocking function in a thread."""
-        self.is_used = True
-        return await asyncio.to_thread(work, *args, **named)
-
-    async def put(self, item: StorageItem) -> int:
+    @_in_thread
+    def put(self, item: StorageItem) -> int:
         """Store an item, and return its uid. It is durable when this returns."""
-        return await self._run(self._put, item)
+        [uid] = self.buffer.put(self._group(item))
+        return uid
 
-    async def get(self, query: Any) -> list[StorageItem]:
+    @_in_thread
+    def get(self, query: Any) -> list[StorageItem]:
         """Return the items that match a query, oldest first."""
-        return await self._run(self._get, selection(query))
+        return self._get(selection(query))
 
-    async def get_aged(self, query: Any, staleness: float) -> list[StorageItem]:
+    @_in_thread
+    def get_aged(self, query: Any, staleness: float) -> list[StorageItem]:
         """Return the items that match a query and have a token of at least this staleness.
 
         The column `staleness` of expired groups does not follow the policy version any more, so
@@ -109,50 +117,46 @@ class SqlStorage(StorageBackend):
             (rdb.col.group_status == "expired") & (rdb.col.comparable_version <= newest)
         )
         where = is_aged if which.where is None else which.where & is_aged
-        return await self._run(self._get, which._replace(where=where))
+        return self._get(which._replace(where=where))
 
-    async def count(self, query: Any) -> int:
+    @_in_thread
+    def count(self, query: Any) -> int:
         """Return the number of items that match a query."""
-        return await self._run(lambda: self.buffer.count(**selection(query)._asdict()))
+        return self.buffer.count(**selection(query)._asdict())
 
-    async def delete(self, uids: list[int]) -> None:
+    @_in_thread
+    def delete(self, uids: list[int]) -> None:
         """Delete items. Uids that do not exist, or that a process has taken, are ignored."""
-        await self._run(self.buffer.delete, uids, statuses=LIVE)
+        self.buffer.delete(uids, statuses=LIVE)
 
-    async def update(self, items: list[StorageItem]) -> None:
+    @_in_thread
+    def update(self, items: list[StorageItem]) -> None:
         """Replace the content of items in one transaction; they keep their uids.
 
         Items that another process has taken are skipped. The others cannot be found until this
         returns.
         """
+        if not items:
+            return
+        by_id = {item.uid: item for item in items}
+        which: dict[str, Any] = {"statuses": LIVE, "where": rdb.col.id.in_(list(by_id))}
+        new = {
+            one.id: self._group(by_id[one.id], one.group_uid) for one in self.buffer.find(**which)
+        }
+        # Leased, because a group taken between the two calls would be restored otherwise.
+        with self.buffer.lease(len(new), ttl=TAKE_SECONDS, at_least=0, **which) as lease:
+            leased = [new[one.id] for one in lease.batch if one.id in new]
+            self.buffer.put(leased, on_duplicate="replace")
 
-        def work() -> None:
-            by_id = {item.uid: item for item in items}
-            which: dict[str, Any] = {"statuses": LIVE, "where": rdb.col.id.in_(list(by_id))}
-            new = {
-                one.id: self._group(by_id[one.id], one.group_uid)
-                for one in self.buffer.find(**which)
-            }
-            # Leased, because a group taken between the two calls would be restored otherwise.
-            with self.buffer.lease(len(new), ttl=TAKE_SECONDS, at_least=0, **which) as lease:
-                leased = [new[one.id] for one in lease.batch if one.id in new]
-                self.buffer.put(leased, on_duplicate="replace")
-
-        if items:
-            await self._run(work)
-
-    async def discard(self, uids: list[int]) -> list[int]:
+    @_in_thread
+    def discard(self, uids: list[int]) -> list[int]:
         """Delete items that no process has taken, and return the uids of the others."""
+        if not uids or self.buffer.delete(uids, statuses=LIVE) == len(uids):
+            return []
+        return [one.id for one in self.buffer.find(uids)]
 
-        def work() -> list[int]:
-            mine = rdb.col.id.in_(uids)
-            if self.buffer.delete(uids, statuses=LIVE) == len(uids):
-                return []
-            return [one.id for one in self.buffer.find(where=mine)]
-
-        return await self._run(work) if uids else []
-
-    async def take(
+    @_in_thread
+    def take(
         self, count: int | Mapping[str, int], query: Any, policy: SimplePolicy
     ) -> list[StorageItem]:
         """Take the first items that match a query, in one transaction.
@@ -162,163 +166,7 @@ class SqlStorage(StorageBackend):
             query: The query.
             policy: The order of the items.
         """
-        return await self._run(self._take, count, selection(query), policy)
-
-    async def move_to(self, train_step: int) -> None:
-        """Set the train step that staleness refers to; it can be an earlier one."""
-        await self._run(self._move_to, train_step)
-
-    async def begin(self, train_step: int) -> None:
-        """Settle leases of earlier processes of this owner, once the trainer reports its step.
-
-        If the trainer resumes from a checkpoint that includes the buffer, `resume` does this. If
-        not, groups taken for earlier steps are part of the trainer's state and are acknowledged;
-        groups taken for this step and later ones are released.
-        """
-
-        def work() -> None:
-            own = {*self._saved, *self._taken}
-            leases = [one for one in self._leases() if one.id not in own]
-            is_earlier = [one.step is not None and one.step < train_step for one in leases]
-            self._settle(leases, is_earlier, f"began at train step {train_step}")
-            self._move_to(train_step)
-
-        if not self._has_begun:
-            self._has_begun = True
-            await self._run(work)
-
-    async def save(self, path: Path) -> None:
-        """Mark the groups that this object took as included in a checkpoint.
-
-        The mark is a file of the checkpoint, so it is deleted and moved with it. The trainer
-        writes the rest of the checkpoint afterwards, so the groups stay leased until it saves the
-        next one.
-        """
-
-        def work() -> None:
-            place = path.resolve()
-            if place != self._saved_to:  # the last checkpoint is complete
-                while self._saved:
-                    self.buffer.ack(self._saved.pop())
-            if self._taken:
-                self._last = max(self._taken)
-                ids = [one for several in self._taken.values() for one in several]
-                self.buffer.update(ids, statuses="leased", tags={self._tag: self._last})
-                self._saved += self._taken
-                self._taken.clear()
-            place.mkdir(parents=True, exist_ok=True)
-            mark = {"leases": self._saved, "last": self._last}
-            (place / MARK).write_text(json.dumps(mark))
-            self._saved_to = place
-
-        if self._consume == "saved":
-            await self._run(work)
-
-    async def resume(self, path: Path) -> None:
-        """Return to a checkpoint: groups taken since can be taken again, all others are settled.
-
-        If the checkpoint has no mark, the next train step decides: see `begin`.
-
-        Raises:
-            InvalidInputError: The mark cannot be read.
-        """
-
-        def work() -> None:
-            self._saved, self._taken = [], {}
-            file = path.resolve() / MARK
-            try:
-                mark = json.loads(file.read_text())
-                included, self._last = set(mark["leases"]), int(mark["last"])
-            except FileNotFoundError:
-                self._has_begun = False
-                return
-            except (ValueError, TypeError, KeyError) as error:
-                raise InvalidInputError("path", "a checkpoint of this buffer", str(file)) from error
-            leases = self._leases()
-            self._settle(leases, [one.id in included for one in leases], f"resumed from {path}")
-            later = rdb.col.tags[self._tag] > self._last
-            undone = self.buffer.find(statuses="archived", where=later)
-            there = [one.id for one in undone if one.num_bytes]
-            self.buffer.update(there, statuses="archived", status="completed")
-            if lost := len(undone) - len(there):
-                logger.warning("%d groups taken since %s have lost their payload", lost, path)
-            self._has_begun, self._saved_to = True, file.parent
-
-        self.is_used = True
-        if self._consume == "saved":
-            await self._run(work)
-
-    def __len__(self) -> int:
-        """Return the number of items that were not taken."""
-        return self.buffer.count(statuses=LIVE)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the name of the buffer; the items themselves are durable."""
-        return {"buffer": self.buffer.name}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Import the items of XTuner's `NaiveStorage`. A state of `state_dict` is ignored.
-
-        The items keep their order. Items that were already imported, which have the same uid and
-        content, are skipped.
-
-        Raises:
-            InvalidInputError: It is the state of another storage.
-        """
-        self.is_used = True
-        if state == self.state_dict():
-            return
-        if "items" not in state:
-            raise InvalidInputError("state", "the state of a NaiveStorage", f"keys {sorted(state)}")
-        items = sorted(state["items"], key=lambda item: item.timestamp_id)
-        groups = [
-            self._group(item, f"imported/{item.uid}/{fingerprint(item.item)}") for item in items
-        ]
-        self.buffer.put(groups, on_duplicate="ignore")
-
-    def _get(self, which: Selection) -> list[StorageItem]:
-        ids = [one.id for one in self._find(which)]
-        try:
-            groups = self.buffer.get(ids)
-        except (UnknownGroupError, PayloadGoneError) as error:  # deleted or taken meanwhile
-            groups = list(error.batch or [])
-        except CorruptPayloadError as error:
-            # A draw raises the same error and marks the groups failed, so the next call works.
-            damaged = rdb.col.id.in_(error.group_ids)
-            self.buffer.lease(
-                len(error.group_ids), ttl=TAKE_SECONDS, statuses=LIVE, where=damaged, at_least=0
-            )
-            raise
-        there = [group for group in groups if group.status in LIVE]
-        return decoded_sample(self.buffer, there, self._item)
-
-    def _put(self, item: StorageItem) -> int:
-        [uid] = self.buffer.put(self._group(item))
-        return uid
-
-    def _move_to(self, train_step: int) -> None:
-        self.buffer.advance_policy(max(train_step - 1, 0), rewind=True)
-
-    def _leases(self) -> list[rdb.LeaseInfo]:
-        """Return all leases of this owner, also of processes that died."""
-        return [one for one in self.buffer.leases() if one.owner == self._owner]
-
-    def _settle(
-        self, leases: Iterable[rdb.LeaseInfo], is_used: Iterable[bool], reason: str
-    ) -> None:
-        """Acknowledge leases whose groups were used, and release the others."""
-        for lease, used in zip(leases, is_used, strict=True):
-            if used:
-                self.buffer.ack(lease.id)
-            else:
-                self.buffer.revoke(lease.id, reason=reason)
-
-    def _find(self, which: Selection) -> list[rdb.GroupInfo]:
-        return self.buffer.find(**which._asdict())
-
-    def _take(
-        self, count: int | Mapping[str, int], which: Selection, policy: SimplePolicy
-    ) -> list[StorageItem]:
+        which = selection(query)
         if not which.statuses:  # such as a query for two statuses at once
             return []
         options: dict[str, Any] = {"tasks": which.tasks, "where": which.where, "at_least": 0}
@@ -344,6 +192,148 @@ class SqlStorage(StorageBackend):
             self._taken[lease.id] = completed
         return items
 
+    @_in_thread
+    def move_to(self, train_step: int) -> None:
+        """Set the train step that staleness refers to; it can be an earlier one."""
+        self._move_to(train_step)
+
+    async def begin(self, train_step: int) -> None:
+        """Settle leases of earlier processes of this owner, once the trainer reports its step.
+
+        If the trainer resumes from a checkpoint that includes the buffer, `resume` does this. If
+        not, groups taken for earlier steps are part of the trainer's state and are acknowledged;
+        groups taken for this step and later ones are released.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            await self._begin(train_step)
+
+    @_in_thread
+    def _begin(self, train_step: int) -> None:
+        def is_earlier(lease: rdb.LeaseInfo) -> bool:
+            return lease.step is not None and lease.step < train_step
+
+        self._settle(is_earlier, f"began at train step {train_step}")
+        self._move_to(train_step)
+
+    @_in_thread
+    def save(self, path: Path) -> None:
+        """Mark the groups that this object took as included in a checkpoint.
+
+        The mark is a file of the checkpoint, so it is deleted and moved with it. The trainer
+        writes the rest of the checkpoint afterwards, so the groups stay leased until it saves the
+        next one.
+        """
+        if self._consume != "saved":
+            return
+        place = path.resolve()
+        if place != self._saved_to:  # the last checkpoint is complete
+            while self._saved:
+                self.buffer.ack(self._saved.pop())
+        if self._taken:
+            self._last = max(self._taken)
+            ids = [one for several in self._taken.values() for one in several]
+            self.buffer.update(ids, statuses="leased", tags={self._tag: self._last})
+            self._saved += self._taken
+            self._taken.clear()
+        place.mkdir(parents=True, exist_ok=True)
+        mark = {"leases": self._saved, "last": self._last}
+        (place / MARK).write_text(json.dumps(mark))
+        self._saved_to = place
+
+    @_in_thread
+    def resume(self, path: Path) -> None:
+        """Return to a checkpoint: groups taken since can be taken again, all others are settled.
+
+        If the checkpoint has no mark, the next train step decides: see `begin`.
+
+        Raises:
+            InvalidInputError: The mark cannot be read.
+        """
+        if self._consume != "saved":
+            return
+        self._saved, self._taken = [], {}
+        file = path.resolve() / MARK
+        try:
+            mark = json.loads(file.read_text())
+            included, self._last = set(mark["leases"]), int(mark["last"])
+        except FileNotFoundError:
+            self._has_begun = False
+            return
+        except (ValueError, TypeError, KeyError) as error:
+            expected = "a checkpoint of this buffer"
+            raise rdb.InvalidInputError("path", expected, str(file)) from error
+        self._settle(lambda lease: lease.id in included, f"resumed from {path}")
+        later = rdb.col.tags[self._tag] > self._last
+        undone = self.buffer.find(statuses="archived", where=later)
+        there = [one.id for one in undone if one.num_bytes]
+        self.buffer.update(there, statuses="archived", status="completed")
+        if lost := len(undone) - len(there):
+            logger.warning("%d groups taken since %s have lost their payload", lost, path)
+        self._has_begun, self._saved_to = True, file.parent
+
+    def __len__(self) -> int:
+        """Return the number of items that were not taken."""
+        return self.buffer.count(statuses=LIVE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the name of the buffer; the items themselves are durable."""
+        return {"buffer": self.buffer.name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Import the items of XTuner's `NaiveStorage`. A state of `state_dict` is ignored.
+
+        The items keep their order. Items that were already imported, which have the same uid and
+        content, are skipped.
+
+        Raises:
+            InvalidInputError: It is the state of another storage.
+        """
+        self.is_used = True
+        if state == self.state_dict():
+            return
+        if "items" not in state:
+            raise rdb.InvalidInputError(
+                "state", "the state of a NaiveStorage", f"keys {sorted(state)}"
+            )
+        items = sorted(state["items"], key=lambda item: item.timestamp_id)
+        groups = [
+            self._group(item, f"imported/{item.uid}/{fingerprint(item.item)}") for item in items
+        ]
+        self.buffer.put(groups, on_duplicate="ignore")
+
+    def _get(self, which: Selection) -> list[StorageItem]:
+        ids = [one.id for one in self.buffer.find(**which._asdict())]
+        try:
+            groups = self.buffer.get(ids)
+        except (rdb.UnknownGroupError, rdb.PayloadGoneError) as error:  # deleted or taken meanwhile
+            groups = list(error.batch or [])
+        except rdb.CorruptPayloadError as error:
+            # A draw raises the same error and marks the groups failed, so the next call works.
+            damaged = rdb.col.id.in_(error.group_ids)
+            self.buffer.lease(
+                len(error.group_ids), ttl=TAKE_SECONDS, statuses=LIVE, where=damaged, at_least=0
+            )
+            raise
+        there = [group for group in groups if group.status in LIVE]
+        return decoded_sample(self.buffer, there, self._item)
+
+    def _move_to(self, train_step: int) -> None:
+        self.buffer.advance_policy(max(train_step - 1, 0), rewind=True)
+
+    def _settle(self, is_used: Callable[[rdb.LeaseInfo], bool], reason: str) -> None:
+        """End the leases of earlier processes of this owner, also of processes that died.
+
+        Groups that were used are acknowledged, and the others are released.
+        """
+        for lease in self.buffer.leases():
+            if lease.owner != self._owner or lease.id in (*self._saved, *self._taken):
+                continue
+            if is_used(lease):
+                self.buffer.ack(lease.id)
+            else:
+                self.buffer.revoke(lease.id, reason=reason)
+
     def _group(self, item: StorageItem, group_uid: str | None = None) -> rdb.EpisodeGroup:
         versions = [
             state.seq_staleness + min(state.response_model_steps)
@@ -367,7 +357,7 @@ class SqlStorage(StorageBackend):
     def _advance(self, version: int) -> None:
         try:
             self.buffer.advance_policy(version)
-        except InvalidInputError as error:
+        except rdb.InvalidInputError as error:
             if error.field != "version":  # else another process was faster
                 raise
 
