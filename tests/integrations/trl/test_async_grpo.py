@@ -218,8 +218,8 @@ def test_samples_of_a_checkpoint_whose_lease_has_ended(
     for i in range(3):
         rollouts.put_nowait(sample(i))
     trained: Any = rollouts.get()
-    rollouts.give_back("it took too long")
     with blocking.Store.open(url) as store:
+        store.buffer("rollouts").revoke(trained.group_id.lease_id, reason="it took too long")
         theirs = store.buffer("rollouts").lease(1, ttl=60, owner="other")
         rollouts.resume([trained.group_id.stored_uid, "of another store"])
         assert store.buffer("rollouts").count(statuses="archived") == 0  # another consumer has it

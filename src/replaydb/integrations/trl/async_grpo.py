@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from transformers import TrainerCallback
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-from replaydb import Fifo, Queue, blocking
-from replaydb.errors import (
-    BufferFullError,
-    InvalidInputError,
-    NotEnoughGroupsError,
-    RateLimitedError,
-)
+import replaydb as rdb
+from replaydb import blocking
 from replaydb.integrations.decoding import decoded
 from replaydb.integrations.trl.samples import to_group, to_sample
 
@@ -75,10 +72,10 @@ class RolloutBuffer:
             "ttl": ttl,
         }
         self._source = uuid.uuid4().hex
-        self._owner: str | None = None
+        # Of leases; the last one takes samples.
+        self._owners = [f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"]
         self._lock = threading.Lock()
         self._ready: deque[RolloutSample] = deque()
-        self._leased: dict[int, set[int]] = {}  # ids of groups by the id of their lease
         self._is_stale: Callable[[RolloutSample], bool] = lambda sample: False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,7 +92,7 @@ class RolloutBuffer:
     @cached_property
     def _buffer(self) -> blocking.Buffer:
         size = self._given["maxsize"]
-        limit = Queue(size) if size else None
+        limit = rdb.Queue(size) if size else None
         return self._store.buffer(self._given["name"], rate_limit=limit)
 
     def put_nowait(self, sample: RolloutSample) -> None:
@@ -107,7 +104,7 @@ class RolloutBuffer:
         """
         try:
             self._buffer.put(to_group(sample, self._source), timeout=0)
-        except (BufferFullError, RateLimitedError):
+        except (rdb.BufferFullError, rdb.RateLimitedError):
             raise queue.Full from None
 
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
@@ -144,12 +141,11 @@ class RolloutBuffer:
         ttl = self._given["ttl"]
         try:
             lease = self._buffer.lease(
-                PREFETCH, Fifo(), at_least=1, ttl=ttl, timeout=timeout, owner=self._owner
+                PREFETCH, rdb.Fifo(), at_least=1, ttl=ttl, timeout=timeout, owner=self._owners[-1]
             )
-        except (NotEnoughGroupsError, RateLimitedError):
+        except (rdb.NotEnoughGroupsError, rdb.RateLimitedError):
             raise queue.Empty from None
         samples = decoded(lease, to_sample)
-        self._leased[lease.id] = set(lease.batch.ids)
         for group, sample in zip(lease.batch, samples, strict=True):
             known = group.episodes[0].metadata["source"] == self._source
             sample.group_id = _GroupId(sample.group_id if known else ~sample.group_id)
@@ -182,13 +178,13 @@ class RolloutBuffer:
         for group_id in group_ids:
             if not isinstance(group_id, _GroupId):
                 expected = "the group_id object that `get` returned, not a copy"
-                raise InvalidInputError("group_ids", expected, group_id)
+                raise rdb.InvalidInputError("group_ids", expected, group_id)
             chosen[group_id.lease_id].add(group_id.stored_id)
         for lease_id, ids in chosen.items():
-            how(self._buffer.open_lease(lease_id, ttl=self._given["ttl"]), ids, **more)
-            others = self._leased.pop(lease_id, set()) - ids  # empty for another consumer's lease
-            if others:
-                self._leased[lease_id] = others
+            how(self._opened(lease_id), ids, **more)
+
+    def _opened(self, lease_id: int) -> blocking.Lease:
+        return self._buffer.open_lease(lease_id, ttl=self._given["ttl"], load=False)
 
     def attach(self, trainer: Any) -> None:
         """Become the rollout buffer of an `AsyncGRPOTrainer`. Call this before it trains.
@@ -208,7 +204,7 @@ class RolloutBuffer:
         """
         if not trainer.accelerator.is_main_process:
             return
-        self._owner = os.path.abspath(trainer.args.output_dir)
+        self._owners.append(os.path.abspath(trainer.args.output_dir))
         trainer.rollout_worker.rollout_buffer = trainer.rollout_queue = self
         self._is_stale = lambda sample: (
             trainer.model_version - sample.model_version > trainer.args.max_staleness
@@ -226,37 +222,31 @@ class RolloutBuffer:
             trained: `group_uid` of the samples in the checkpoint.
         """
         uids = list(trained)
-        ids = {one.id for one in self._buffer.find(uids=uids)}
-        leased, self._leased = self._leased, {}
-        self._ready.clear()
-        for lease in self._buffer.leases():
-            if lease.owner == self._owner or lease.id in leased:
-                if done := ids.intersection(lease.group_ids):
-                    self._buffer.open_lease(lease.id, ttl=self._given["ttl"]).ack(done)
-                self._buffer.revoke(lease.id, reason="training started again")
+        self._release("training started again", {one.id for one in self._buffer.find(uids=uids)})
         # Their lease can have ended since.
         self._buffer.update(uids=uids, statuses="completed", status="archived")
 
     def extend(self) -> None:
         """Extend all leases to `ttl` seconds from now."""
-        for lease_id in self._leased:
-            self._buffer.open_lease(lease_id, ttl=self._given["ttl"])
-
-    def give_back(self, reason: str) -> None:
-        """Release samples that were taken and not acknowledged. Any consumer can get them.
-
-        Args:
-            reason: Recorded with the samples.
-        """
-        leased, self._leased = self._leased, {}
-        self._ready.clear()
-        for lease_id in leased:
-            self._buffer.revoke(lease_id, reason=reason)
+        for lease in self._leases():
+            self._opened(lease.id)
 
     def close(self) -> None:
         """Release samples that were taken and not acknowledged, and close the store."""
-        self.give_back("the buffer was closed")
+        with suppress(rdb.StoreClosedError):
+            self._release("the buffer was closed")
         self._store.close()
+
+    def _leases(self) -> list[rdb.LeaseInfo]:
+        return [one for one in self._buffer.leases() if one.owner in self._owners]
+
+    def _release(self, reason: str, done: frozenset[int] | set[int] = frozenset()) -> None:
+        """Release the samples that were taken, except those that are done."""
+        self._ready.clear()
+        for lease in self._leases():
+            if included := done.intersection(lease.group_ids):
+                self._opened(lease.id).ack(included)
+            self._buffer.revoke(lease.id, reason=reason)
 
 
 class _Collated(set[int]):

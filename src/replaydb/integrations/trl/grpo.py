@@ -122,25 +122,18 @@ class ReplayMixin(_Trainer):
             f"{name}/{i}" if self.reward_func_names.count(name) > 1 else name
             for i, name in enumerate(self.reward_func_names)
         ]
-        each = [dict(zip(names, map(_number, row), strict=True)) for row in local.tolist()]
-        texts = [
-            self._text(completion, ids)
-            for completion, ids in zip(completions, completion_ids_list, strict=True)
-        ]
-        self._scored = Scored(
-            prompts,
-            completions,
-            completion_ids_list,
-            texts,
-            each,
-            [_number(x) for x in totals.tolist()],
-        )
+        texts, metadata = [], []
+        for completion, ids, row in zip(
+            completions, completion_ids_list, local.tolist(), strict=True
+        ):
+            text = chats.to_text(completion)
+            more = chats.to_metadata(completion) if text is None else {}
+            # The text of a completion that calls tools is all of its tokens.
+            texts.append(self._tokenizer.decode(ids) if text is None else text)
+            metadata.append({"rewards": dict(zip(names, map(_number, row), strict=True)), **more})
+        lengths = [len(ids) for ids in completion_ids_list]
+        self._scored = Scored(prompts, lengths, texts, metadata, totals)
         return rewards
-
-    def _text(self, completion: Any, ids: list[int]) -> str:
-        """Return a completion as readable text. If it calls tools, this is all of its tokens."""
-        text = chats.to_text(completion)
-        return str(self._tokenizer.decode(ids)) if text is None else text
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         outputs: dict[str, Any] = super()._generate_and_score_completions(inputs)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from replaydb import Batch, Episode, EpisodeGroup
+from replaydb import Batch, EpisodeGroup
 from replaydb.errors import InvalidInputError, NotSupportedError
-from replaydb.integrations.trl import chats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,19 +28,18 @@ class Scored(NamedTuple):
 
     Attributes:
         prompts: Text or messages.
-        completions: Text or messages.
-        completion_ids: Their tokens, unpadded.
+        lengths: Numbers of tokens of the completions, without padding.
         texts: The completions as readable text.
-        rewards: Rewards by function name; None if a function returned none.
-        totals: Their weighted sum; None if no function returned a reward.
+        metadata: Rewards by function name, None if a function returned none; and the messages of
+            completions that are more than text.
+        totals: Weighted sums of the rewards [B]; NaN if no function returned one.
     """
 
     prompts: list[Any]
-    completions: list[Any]
-    completion_ids: list[list[int]]
+    lengths: list[int]
     texts: list[str]
-    rewards: list[dict[str, float | None]]
-    totals: list[float | None]
+    metadata: list[dict[str, Any]]
+    totals: Tensor
 
 
 def check(outputs: Mapping[str, Any]) -> None:
@@ -72,39 +70,34 @@ def to_groups(
     columns = {name: _stored(name, fields[name], width) for name in _PER_TOKEN & fields.keys()}
     logprobs = columns.pop(SAMPLING if SAMPLING in fields else OLD)
     loss_mask = columns["completion_mask"] * columns.get("tool_mask", 1)
-    padded, masks = fields["prompt_ids"].cpu(), fields["prompt_mask"].cpu().bool()
-    prompts = [row[mask] for row, mask in zip(padded, masks, strict=True)]
-    completions, advantages = fields["completion_ids"].cpu(), fields["advantages"].tolist()
+    prompt_ids, prompt_mask = fields["prompt_ids"].cpu(), fields["prompt_mask"].cpu().bool()
+    # Not completion_mask, which is empty if truncated completions are masked.
+    mask = torch.arange(width) < torch.tensor(scored.lengths)[:, None]
+    arrays: dict[str, Any] = {
+        "token_ids": torch.cat([prompt_ids, fields["completion_ids"].cpu()], 1),
+        "attention_mask": torch.cat([prompt_mask, mask], 1),
+        "prompt_lengths": prompt_mask.sum(1),
+        "loss_mask": loss_mask,
+        "logprobs": logprobs,
+        "rewards": scored.totals,
+        "advantages": fields["advantages"],
+        "metadata": scored.metadata,
+        "texts": scored.texts,
+    }
 
-    def episode(i: int) -> Episode:
-        # Not from completion_mask, which is empty if truncated completions are masked.
-        length = len(scored.completion_ids[i])
-        metadata: dict[str, Any] = {"rewards": scored.rewards[i]}
-        if chats.to_text(scored.completions[i]) is None:
-            metadata |= chats.to_metadata(scored.completions[i])
-        return Episode(
-            prompt_ids=prompts[i],
-            response_ids=completions[i, :length],
-            loss_mask=loss_mask[i, :length],
-            logprobs=logprobs[i, :length],
-            reward=scored.totals[i],
-            advantage=advantages[i],
-            policy_version=version,
-            token_extras={name: column[i, :length] for name, column in columns.items()},
-            metadata=metadata,
-            text=scored.texts[i],
-        )
-
-    return [
-        EpisodeGroup(
+    def group(first: int, part: slice) -> EpisodeGroup:
+        prompt = prompt_ids[first][prompt_mask[first]]
+        return EpisodeGroup.from_arrays(
             "grpo",
-            [episode(i) for i in range(begin, begin + size)],
-            prompt_uid=hashlib.sha256(prompts[begin].numpy().tobytes()).hexdigest()[:16],
-            prompt=scored.prompts[begin],
+            **{name: of[part] for name, of in arrays.items()},
+            policy_versions=version,
+            token_extras={name: column[part] for name, column in columns.items()},
+            prompt_uid=hashlib.sha256(prompt.numpy().tobytes()).hexdigest()[:16],
+            prompt=scored.prompts[first],
             tags=tags,
         )
-        for begin in range(0, len(prompts), size)
-    ]
+
+    return [group(first, slice(first, first + size)) for first in range(0, len(mask), size)]
 
 
 def to_fields(
