@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import replaydb as rdb
 from replaydb import blocking
@@ -97,6 +97,21 @@ def _attempt(
 def _reason(errors: dict[int, Exception]) -> str:
     """Return a status reason with the first error."""
     return reason_of("decoded", next(iter(errors.values())))
+
+
+def put_failed(buffer: blocking.Buffer, error: Exception, task_name: str, **fields: Any) -> None:
+    """Put an empty `failed` group in place of a group that cannot be stored, and log the error.
+
+    Args:
+        buffer: The buffer.
+        error: The error, which becomes the `status_reason`.
+        task_name: Task of the group.
+        fields: Other arguments of `EpisodeGroup`.
+    """
+    logger.error("a group cannot be stored, %s: %s", fields, error)
+    empty = rdb.EpisodeGroup(task_name, [], status="failed", **fields)
+    ids = buffer.put(empty, on_duplicate="ignore")
+    buffer.update(ids, statuses="failed", reason=reason_of("stored", error))
 
 
 def reason_of(what: str, error: Exception) -> str:

@@ -20,12 +20,6 @@ import replaydb as rdb
 from replaydb import blocking
 from replaydb.domain.policies import SimplePolicy
 from replaydb.domain.settings import Eviction, RateLimit, SettingsChanges
-from replaydb.errors import (
-    InvalidInputError,
-    InvalidSettingsError,
-    StoreClosedError,
-    UnknownBufferError,
-)
 from replaydb.integrations.decoding import decoded_sample
 from replaydb.integrations.values import dataclasses_of, from_extras, is_same, to_extras
 
@@ -106,11 +100,11 @@ class Converter(Generic[D]):
                 or a value cannot be stored.
         """
         if type(data) is not self.kind:
-            raise InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
+            raise rdb.InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
         result: Any = getattr(data, "result", data)
         if type(result) not in self._classes.values():
             expected = f"the dataclass that {self.kind.__name__} has"
-            raise InvalidInputError("data.result", expected, type(result).__name__)
+            raise rdb.InvalidInputError("data.result", expected, type(result).__name__)
         episodes = _episodes(data, result)
         stored = _without(data, _columns(episodes))
         return rdb.EpisodeGroup(
@@ -147,6 +141,8 @@ class Table(Generic[D]):
     Attributes:
         buffer: The buffer that stores the items; `shutdown` closes it.
         converter: Converts items to groups and back.
+        is_shutdown: Whether `shutdown` was called on this object; other processes have no effect
+            on it.
     """
 
     def __init__(
@@ -202,7 +198,7 @@ class Table(Generic[D]):
         except BaseException:
             self._store.close()
             raise
-        self._is_shutdown = False
+        self.is_shutdown = False
 
     def insert(self, key: str, data: D, priority: float = 1.0) -> None:
         """Insert an item. It replaces an item of the same key, even if that one is used up.
@@ -241,19 +237,14 @@ class Table(Generic[D]):
             batch = self.buffer.sample(
                 n, self._policy, where=where, step=step, at_least=1 if n else 0, timeout=None
             )
-        except StoreClosedError:
+        except rdb.StoreClosedError:
             return None
         return decoded_sample(self.buffer, batch, self.converter.from_group)
 
     def shutdown(self) -> None:
         """Close the table. Waiting `sample` calls return None; items are kept. Idempotent."""
-        self._is_shutdown = True
+        self.is_shutdown = True
         self._store.close()
-
-    @property
-    def is_shutdown(self) -> bool:
-        """Whether `shutdown` was called on this object; other processes have no effect on it."""
-        return self._is_shutdown
 
     def __len__(self) -> int:
         """Return the number of items that can be sampled.
@@ -269,14 +260,14 @@ def _named(field: str, selector: Any, choices: dict[str, D]) -> D:
     try:
         return choices[name.lower()]
     except KeyError:
-        raise InvalidInputError(field, f"one of {', '.join(choices)}", repr(selector)) from None
+        raise rdb.InvalidInputError(field, f"one of {', '.join(choices)}", repr(selector)) from None
 
 
 def _limit(limiter: Any) -> RateLimit:
     if isinstance(limiter, RateLimit):
         return limiter
     if not hasattr(limiter, "min_size"):
-        raise InvalidInputError("rate_limiter", "an object with a `min_size`", repr(limiter))
+        raise rdb.InvalidInputError("rate_limiter", "an object with a `min_size`", repr(limiter))
     return rdb.MinSize(limiter.min_size)
 
 
@@ -284,11 +275,11 @@ def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
     """Refuse to change the settings of an existing table, which other processes may use."""
     try:
         there = store.buffer(name, create=False).settings
-    except UnknownBufferError:
+    except rdb.UnknownBufferError:
         return
     for field, value in settings.items():
         if (found := getattr(there, field)) != value:
-            raise InvalidSettingsError(
+            raise rdb.InvalidSettingsError(
                 f"{field}: the table {name!r} has {found}, got {value}; "
                 "`Buffer.update_settings` changes it for all processes"
             )
@@ -302,12 +293,12 @@ def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
         if values is None and name in _OPTIONAL:
             continue
         if not isinstance(values, Sequence | np.ndarray):
-            raise InvalidInputError(field, "a list", type(values).__name__)
+            raise rdb.InvalidInputError(field, "a list", type(values).__name__)
         if len(values) == 0 and name in _OPTIONAL:
             continue
         size = size or len(values)
         if len(values) != size:
-            raise InvalidInputError(field, f"{size} values, one for each response", len(values))
+            raise rdb.InvalidInputError(field, f"{size} values, one for each response", len(values))
         columns[argument] = values
     return [_episode(data, result, {of: columns[of][i] for of in columns}, i) for i in range(size)]
 
@@ -326,11 +317,11 @@ def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> r
     version = getattr(result, "model_step", None)
     try:
         return rdb.Episode(**{"prompt_ids": []} | values, policy_version=version)
-    except InvalidInputError as error:
+    except rdb.InvalidInputError as error:
         for name, argument in {**_ARGUMENTS, "model_step": "policy_version"}.items():
             if argument == error.field:
                 field = f"{_values(data, result, name)[0]}[{position}]"
-                raise InvalidInputError(field, error.expected, error.actual) from None
+                raise rdb.InvalidInputError(field, error.expected, error.actual) from None
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,10 +14,8 @@ from skyrl.train.generators.utils import concatenate_generator_outputs
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.integrations.decoding import reason_of
-from replaydb.integrations.skyrl.outputs import split, to_groups, to_output
-
-logger = logging.getLogger(__name__)
+from replaydb.integrations.decoding import put_failed
+from replaydb.integrations.skyrl.outputs import TASK, split, to_groups, to_output
 
 #: The tag of a group that names the checkpoint that includes it.
 _CHECKPOINT = "checkpoint"
@@ -147,10 +144,7 @@ class StoredGenerator(GeneratorInterface):
             try:
                 groups += to_groups(output, [uid] * len(output["response_ids"]), step=step)
             except rdb.InvalidInputError as error:
-                logger.error("the output of prompt %r cannot be stored: %s", uid, error)
-                failed = rdb.EpisodeGroup("skyrl", [], prompt_uid=uid, status="failed")
-                ids, why = self._buffer.put(failed), reason_of("stored", error)
-                self._buffer.update(ids, statuses="failed", reason=why)
+                put_failed(self._buffer, error, TASK, prompt_uid=uid)
         self._served.update(self._buffer.put(groups))
 
     def _stored(self, uids: Sequence[str], step: int) -> dict[str, rdb.EpisodeGroup]:

@@ -14,7 +14,7 @@ import replaydb as rdb
 from replaydb.integrations.values import Arrays, decode, encode, to_tensor
 from replaydb.training import merge_turns
 
-_TASK = "skyrl"
+TASK = "skyrl"
 _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
 _METRICS = "env_metrics"
@@ -60,7 +60,7 @@ def to_groups(
     groups = []
     for uid, members in groupby(_trajectories(rows), lambda some: of_rows[some[0]["position"]]):
         episodes = [_to_episode(some, step) for some in members]
-        groups.append(rdb.EpisodeGroup(_TASK, episodes, prompt_uid=uid, tags=tags, extras=arrays))
+        groups.append(rdb.EpisodeGroup(TASK, episodes, prompt_uid=uid, tags=tags, extras=arrays))
     return groups
 
 

@@ -145,17 +145,14 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
                 buffer, prompt = await self._open(), lease.batch[0].prompt
                 try:
-                    group = to_group(rollout_group, prompt=prompt)
-                    await buffer.put(group, on_duplicate="replace")
+                    await buffer.put(to_group(rollout_group, prompt=prompt), on_duplicate="replace")
                 except rdb.InvalidInputError as error:
                     logger.error("rollout group %d cannot be stored: %s", group_id, error)
                     failure = m.Metric("rollout/group_failures", m.Sum(1.0))
                     failed = replace(rollout_group, rollouts=[], metrics=[failure])
-                    [stored] = await buffer.put(
-                        to_group(failed, prompt=prompt), on_duplicate="replace"
-                    )
+                    ids = await buffer.put(to_group(failed, prompt=prompt), on_duplicate="replace")
                     why = reason_of("stored", error)
-                    await buffer.update([stored], statuses="failed", reason=why)
+                    await buffer.update(ids, statuses="failed", reason=why)
         except _DROPPED as error:
             logger.warning("rollout group %d was dropped: %s", group_id, error)
         if not self._closed:  # otherwise `close` releases it
@@ -267,12 +264,11 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     ) -> T:
         """Lease and decode one group, and pass the lease to `keep`, which must end it later."""
         buffer = await self._open()
-        lease = await buffer.lease(1, ttl=self._config.ttl, **which).__aenter__()
-        try:
+        async with AsyncExitStack() as stack:
+            taking = buffer.lease(1, ttl=self._config.ttl, **which)
+            lease = await stack.enter_async_context(taking)
             found = await decoded_one(lease, decode)
-        except BaseException as error:
-            await lease.__aexit__(type(error), error, error.__traceback__)
-            raise
+            stack.pop_all()
         keep(lease)
         if self._closed:
             raise rdb.StoreClosedError

@@ -12,16 +12,9 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from replaydb import (
-    EpisodeGroup,
-    GroupStatus,
-    InvalidInputError,
-    LeaseInfo,
-    StoredGroup,
-    blocking,
-    col,
-)
-from replaydb.integrations.decoding import decoded_sample, reason_of
+import replaydb as rdb
+from replaydb import blocking
+from replaydb.integrations.decoding import decoded_sample, put_failed
 from replaydb.integrations.verl.trajectories import TASK, Fields, rows, tag_of, to_fields, to_group
 
 logger = logging.getLogger(__name__)
@@ -33,10 +26,10 @@ WHERE = "trainer.v1.sampler.sampler_kwargs"
 #: Leases end with a checkpoint or a restart, never by time.
 FOREVER = 1e9
 
-_WAITING = GroupStatus.COMPLETED
-_TAKEN = sorted(set(GroupStatus) - {_WAITING})
+_WAITING = rdb.GroupStatus.COMPLETED
+_TAKEN = sorted(set(rdb.GroupStatus) - {_WAITING})
 #: Statuses that a later step set, and that the return to a checkpoint undoes.
-_UNDONE = sorted({*_TAKEN} - {GroupStatus.LEASED, GroupStatus.PENDING})
+_UNDONE = sorted({*_TAKEN} - {rdb.GroupStatus.LEASED, rdb.GroupStatus.PENDING})
 
 
 class Journal:
@@ -83,7 +76,7 @@ class Journal:
                 try:
                     if (group := _read(uid, queue)) is not None:
                         self._buffer.put(group, on_duplicate="ignore")
-                except InvalidInputError as error:
+                except rdb.InvalidInputError as error:
                     self._refuse(uid, queue, error)
             self._kept = set(finished)
 
@@ -98,8 +91,8 @@ class Journal:
             NotEnoughGroupsError: Another sampler has taken one of them.
         """
         found = self._buffer.find(uids=uids)
-        if known := [one.id for one in found if one.status is not GroupStatus.FAILED]:
-            where = col.id.in_(known)
+        if known := [one.id for one in found if one.status is not rdb.GroupStatus.FAILED]:
+            where = rdb.col.id.in_(known)
             self._buffer.lease(len(known), ttl=FOREVER, owner=self._run, where=where, step=step)
 
     def drop(self, uids: Collection[str], status: str) -> None:
@@ -109,7 +102,7 @@ class Journal:
             GroupLeasedError: Another sampler took one of them at the same time.
         """
         waiting = [one.id for one in self._buffer.find(uids=uids, statuses=_WAITING)]
-        self._buffer.update(waiting, statuses=[_WAITING, GroupStatus.LEASED], status=status)
+        self._buffer.update(waiting, statuses=[_WAITING, rdb.GroupStatus.LEASED], status=status)
 
     def advance(self, step: int) -> None:
         """Record the step up to which the policy has been trained."""
@@ -137,7 +130,7 @@ class Journal:
         queue = tq.kv_list(TRAIN).get(TRAIN, {})
         queued = _finished(queue)
         # Groups that later steps trained on can have lost their payload.
-        trained = self._buffer.find(uids=queued.keys(), statuses=GroupStatus.ARCHIVED)
+        trained = self._buffer.find(uids=queued.keys(), statuses=rdb.GroupStatus.ARCHIVED)
         reread = [_read(one.group_uid, queue) for one in trained]
         self._buffer.put([group for group in reread if group is not None], on_duplicate="renew")
         found = self._buffer.find(uids=queued.keys())
@@ -162,27 +155,19 @@ class Journal:
         self._buffer.update(uids=uids, statuses=_WAITING, tags={"global_steps": step})
         self._put_back(self._buffer.get(uids=uids))
 
-    def _leases(self) -> list[LeaseInfo]:
+    def _leases(self) -> list[rdb.LeaseInfo]:
         return [one for one in self._buffer.leases() if one.owner == self._run]
 
     def _refuse(
-        self, uid: str, queue: Mapping[str, Mapping[str, Any]], error: InvalidInputError
+        self, uid: str, queue: Mapping[str, Mapping[str, Any]], error: rdb.InvalidInputError
     ) -> None:
-        logger.error("group %s cannot be stored: %s", uid, error)
-        empty = EpisodeGroup(
-            TASK,
-            [],
-            group_uid=uid,
-            prompt_uid=queue[uid].get("prompt_uid"),
-            status=GroupStatus.FAILED,
+        put_failed(
+            self._buffer, error, TASK, group_uid=uid, prompt_uid=queue[uid].get("prompt_uid")
         )
-        self._buffer.put(empty, on_duplicate="ignore")
-        why = reason_of("stored", error)
-        self._buffer.update(uids=uid, statuses=GroupStatus.FAILED, reason=why)
         tq.kv_clear([key for key in queue if key.startswith(f"{uid}_")], TRAIN)
         tq.kv_put(uid, TRAIN, tag={"status": "failure"})
 
-    def _put_back(self, groups: Iterable[StoredGroup]) -> None:
+    def _put_back(self, groups: Iterable[rdb.StoredGroup]) -> None:
         for group in groups:
             [fields] = decoded_sample(self._buffer, [group], _fields)
             for episode, row in zip(group.episodes, fields, strict=True):
@@ -191,7 +176,7 @@ class Journal:
             tq.kv_batch_put([group.group_uid], TRAIN, tags=[group.tags])
 
 
-def _fields(group: StoredGroup) -> list[TensorDict]:
+def _fields(group: rdb.StoredGroup) -> list[TensorDict]:
     return [
         list_of_dict_to_tensordict([to_fields(group.group_uid, episode)])
         for episode in group.episodes
@@ -207,7 +192,7 @@ def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, 
     }
 
 
-def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> EpisodeGroup | None:
+def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> rdb.EpisodeGroup | None:
     """Read a group from the queue. None if it has no trajectory, or is being taken right now."""
     sessions = defaultdict(list)
     for key in queue:
@@ -239,5 +224,5 @@ def _order(key: str) -> list[int]:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"{WHERE}.{name}", "text", repr(value))
+        raise rdb.InvalidInputError(f"{WHERE}.{name}", "text", repr(value))
     return value

@@ -80,7 +80,7 @@ def to_dataproto(groups: Iterable[EpisodeGroup], pad_token_id: int) -> DataProto
     batch["input_ids"] = torch.cat([batch[name] for name in _TOKENS], 1)
     batch["attention_mask"] = mask
     batch["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0) * mask
-    others = {name: _objects(cells) for name, cells in columns.items()}
+    others = {name: np.fromiter(cells, object, len(cells)) for name, cells in columns.items()}
     return DataProto.from_dict(tensors=batch, non_tensors=others)
 
 
@@ -137,10 +137,3 @@ def _groups(table: Iterable[Fields]) -> list[EpisodeGroup]:
             raise InvalidInputError(f"rows[{i}].uid", "text", repr(uid))
         by_uid[uid][f"{uid}_{len(by_uid[uid])}_0"] = (row, {})
     return [to_group(uid, trajectories, {}) for uid, trajectories in by_uid.items()]
-
-
-def _objects(cells: list[Any]) -> np.ndarray[Any, Any]:
-    found = np.empty(len(cells), object)
-    for i, cell in enumerate(cells):
-        found[i] = cell
-    return found

@@ -14,7 +14,6 @@ from xtuner.v1.rl import replay_buffer as upstream
 from xtuner.v1.rl.replay_buffer import StorageItem
 
 import replaydb as rdb
-from replaydb.errors import InvalidInputError
 from replaydb.integrations.xtuner.query import selection
 from replaydb.integrations.xtuner.storage import Consume, SqlReplayPolicy, SqlStorage
 
@@ -107,9 +106,7 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         }.items():
             for task, threshold in thresholds.items():
                 if not isinstance(threshold, int | float) or not threshold > 0:
-                    raise InvalidInputError(f"{field}[{task!r}]", "above 0", threshold)
-        if task_token_stale_thresholds is not None:  # XTuner before August 2026 has no such rule
-            options["task_token_stale_thresholds"] = task_token_stale_thresholds
+                    raise rdb.InvalidInputError(f"{field}[{task!r}]", "above 0", threshold)
         await self._storage.begin(current_train_step)
         await self._storage.move_to(current_train_step)
         from_ = {
@@ -121,6 +118,7 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         refreshing._lock = self._lock
         expired: dict[str, int] = await refreshing.refresh_staleness(
             task_stale_thresholds=task_stale_thresholds,
+            task_token_stale_thresholds=task_token_stale_thresholds,
             current_train_step=current_train_step,
             **options,
         )
@@ -266,7 +264,7 @@ def load_dump(path: str | Path) -> dict[str, Any]:
         raise
     except Exception as error:
         expected = "a dump of XTuner's replay buffer that holds rollout states and nothing else"
-        raise InvalidInputError("path", expected, f"{file}: {error}") from error
+        raise rdb.InvalidInputError("path", expected, f"{file}: {error}") from error
     return state
 
 

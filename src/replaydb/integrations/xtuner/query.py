@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator
 from enum import Enum
-from functools import reduce
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement
 
 import replaydb as rdb
-from replaydb.errors import InvalidInputError
 
 #: The tag that holds an XTuner status without a counterpart here.
 STATUS_TAG = "xtuner_status"
@@ -79,14 +77,14 @@ def selection(query: Any) -> Selection:
                 others.append(condition)
         else:
             others.append(condition)
-    return Selection(tasks, statuses, reduce(operator.and_, others) if others else None)
+    return Selection(tasks, statuses, sa.and_(*others) if others else None)
 
 
 def _conjuncts(query: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield the conditions of a conjunction: field, operator, value. "$or" has no field."""
     for key, value in _dict_of(query).items():
         if key in ("$and", "$or") and not isinstance(value, list):
-            raise InvalidInputError(key, "a list", repr(value))
+            raise rdb.InvalidInputError(key, "a list", repr(value))
         if key == "$and":
             for each in value:
                 yield from _conjuncts(each)
@@ -108,35 +106,37 @@ def _dict_of(query: Any) -> dict[str, Any]:
         is_between = hasattr(query, "lower")  # a BetweenNode
         value = [query.lower, query.upper] if is_between else query.value
         return {query.field: {query.op: value}}
-    raise InvalidInputError("query", "a dict or a query node of XTuner", repr(query))
+    raise rdb.InvalidInputError("query", "a dict or a query node of XTuner", repr(query))
 
 
 def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
     if name == "$or":
-        either = [_all_of(each) for each in value]
-        return reduce(operator.or_, either) if either else rdb.col.id.in_([])
+        return sa.or_(sa.false(), *map(_all_of, value))
     if field not in _COLUMNS:
-        raise InvalidInputError("query", f"one of the fields {', '.join(_COLUMNS)}", repr(field))
+        raise rdb.InvalidInputError(
+            "query", f"one of the fields {', '.join(_COLUMNS)}", repr(field)
+        )
     if name not in _OPERATORS:
-        raise InvalidInputError(field, f"one of {', '.join(_OPERATORS)}", repr(name))
+        raise rdb.InvalidInputError(field, f"one of {', '.join(_OPERATORS)}", repr(name))
     takes_several = name in ("$in", "$not_in", "$between")
     if takes_several and not isinstance(value, list | tuple):
-        raise InvalidInputError(field, f"a list after {name}", repr(value))
+        raise rdb.InvalidInputError(field, f"a list after {name}", repr(value))
     several = value if takes_several else [value]
     if any(isinstance(one, Collection) and not isinstance(one, str) for one in several):
-        raise InvalidInputError(field, "numbers or text to compare with", repr(value))
+        raise rdb.InvalidInputError(field, "numbers or text to compare with", repr(value))
     try:
         if name == "$between" and (len(value) != 2 or value[0] > value[1]):
-            raise InvalidInputError(field, "two bounds in ascending order", repr(value))
+            raise rdb.InvalidInputError(field, "two bounds in ascending order", repr(value))
         condition: ColumnElement[bool] = _OPERATORS[name](_COLUMNS[field], _plain(value))
     except (TypeError, sa.exc.ArgumentError) as error:
-        raise InvalidInputError(field, f"a value that {name} can compare", repr(value)) from error
+        raise rdb.InvalidInputError(
+            field, f"a value that {name} can compare", repr(value)
+        ) from error
     return condition
 
 
 def _all_of(query: Any) -> ColumnElement[bool]:
-    conditions = [_condition(*each) for each in _conjuncts(query)]
-    return reduce(operator.and_, conditions) if conditions else rdb.col.id >= 0
+    return sa.and_(sa.true(), *(_condition(*each) for each in _conjuncts(query)))
 
 
 def _plain(value: Any) -> Any:

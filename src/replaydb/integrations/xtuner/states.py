@@ -14,7 +14,6 @@ from xtuner.v1.data_proto import rl_data
 from xtuner.v1.data_proto.rl_data import RolloutState
 
 import replaydb as rdb
-from replaydb.errors import InvalidInputError
 from replaydb.integrations.values import create, from_extras, to_extras
 
 #: The extra of an episode with the state as JSON, without the fields that columns hold.
@@ -111,7 +110,7 @@ def to_state(episode: rdb.Episode) -> RolloutState:
 
 def _fields(state: RolloutState) -> dict[str, Any]:
     if type(state) is not RolloutState:  # fields of a subclass could not be restored
-        raise InvalidInputError("items", "states of the class RolloutState", repr(type(state)))
+        raise rdb.InvalidInputError("items", "states of the class RolloutState", repr(type(state)))
     return dict(state)
 
 
