@@ -135,7 +135,7 @@ async def test_invalid_queries_are_refused(buffer: Buffer, browser: httpx.AsyncC
         ("sort=last_sampled_at&after=1&at=0001-01-01T00:00:00%2B14:00", "at: expected"),
         ("sort=priority&after=1&at=nan", "at: expected"),
         ("sort=reward_max", "sort: expected one of id, priority"),
-        ("order=sideways", "ascending or descending"),
+        ("order=sideways", "one of ascending, descending"),
         ("status=done", "status: expected"),
         ("min_reward=lots", "min_reward: expected a number"),
         ("max_priority=nan", "max_priority: expected a number"),

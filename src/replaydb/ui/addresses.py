@@ -27,6 +27,8 @@ T = TypeVar("T")
 INDEXED = ("id", "priority", "comparable_version", "times_sampled", "last_sampled_at")
 #: Columns that groups can be sorted by.
 SORTS = (*INDEXED, "num_episodes", "num_tokens", "reward_mean", "reward_std")
+#: Orders of sorting.
+ORDERS = ("ascending", "descending")
 #: Query parameters with a bound of a number, and their labels.
 BOUNDS = {
     "min_reward": "mean reward at least",
@@ -89,12 +91,7 @@ class GroupQuery:
         Raises:
             InvalidInputError: A parameter is invalid.
         """
-        sort = params.get("sort") or "id"
-        if sort not in SORTS:
-            raise InvalidInputError("sort", f"one of {', '.join(SORTS)}", repr(sort))
-        order = params.get("order") or "descending"
-        if order not in ("ascending", "descending"):
-            raise InvalidInputError("order", "ascending or descending", repr(order))
+        order = checks.one_of("order", params.get("order") or "descending", ORDERS)
         return cls(
             task=_several(params, "task"),
             status=tuple(
@@ -111,7 +108,7 @@ class GroupQuery:
             tag=_several(params, "tag"),
             where=params.get("where") or None,
             text=params.get("text") or None,
-            sort=sort,
+            sort=checks.one_of("sort", params.get("sort") or "id", SORTS),
             ascending=order == "ascending",
             after=_id(params, "after"),
             before=_id(params, "before"),

@@ -20,41 +20,35 @@ from replaydb.domain.decoding import decoder
 from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import SharedCache
-from replaydb.ui.views import episode as episode_view
-from replaydb.ui.views import group as group_view
-from replaydb.ui.views import groups as groups_view
-from replaydb.ui.views import overview as overview_view
-from replaydb.ui.views import prompt as prompt_view
-from replaydb.ui.views import runs as runs_view
-from replaydb.ui.views import step as step_view
+from replaydb.ui.views import episode, group, groups, overview, prompt, runs, step
 
 View = Callable[[Request], Awaitable[Response]]
 
 #: Views by name, which is also their path: `address("groups")` is /groups.
 ROUTES: dict[str, View] = {
-    "": overview_view.overview,
-    "groups": groups_view.groups,
-    "group": group_view.group,
-    "episode": episode_view.episode,
-    "compare": episode_view.compare,
-    "prompt": prompt_view.prompt,
-    "run": runs_view.run,
-    "runs": runs_view.runs,
-    "step": step_view.step,
-    "steps": step_view.steps,
-    "live": overview_view.live,
+    "": overview.overview,
+    "groups": groups.groups,
+    "group": group.group,
+    "episode": episode.episode,
+    "compare": episode.compare,
+    "prompt": prompt.prompt,
+    "run": runs.run,
+    "runs": runs.runs,
+    "step": step.step,
+    "steps": step.steps,
+    "live": overview.live,
 }
 #: Downloads of the rows of a view, at its name and the file type, such as `/groups.parquet`.
 DOWNLOADS: dict[str, View] = {
-    "groups": groups_view.download,
-    "group": group_view.download,
-    "episode": episode_view.download,
-    "compare": episode_view.download_two,
-    "prompt": prompt_view.download,
-    "runs": runs_view.download,
-    "step": step_view.download,
-    "steps": step_view.download_all,
-    "tokens": episode_view.download_tokens,
+    "groups": groups.download,
+    "group": group.download,
+    "episode": episode.download,
+    "compare": episode.download_two,
+    "prompt": prompt.download,
+    "runs": runs.download,
+    "step": step.download,
+    "steps": step.download_all,
+    "tokens": episode.download_tokens,
 }
 ROUTES |= {
     f"{name}.{kind}": view for name, view in DOWNLOADS.items() for kind in downloads.MEDIA_TYPES
@@ -107,7 +101,7 @@ def application(
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ],
         middleware=[
-            Middleware(safety.Guard, auth=auth, is_scan=groups_view.may_read_all),
+            Middleware(safety.Guard, auth=auth, is_scan=groups.may_read_all),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
         exception_handlers=failures.HANDLERS,

@@ -20,6 +20,7 @@ from replaydb.buffer import Buffer
 from replaydb.buffer.store import Store
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
+from replaydb.operations.monitoring import end
 from replaydb.ui import library
 from replaydb.util.display import human_seconds, human_size, visible
 
@@ -138,11 +139,7 @@ def choice_of(request: Request, name: str, choices: Sequence[T]) -> T:
     Raises:
         InvalidInputError: The parameter is none of the choices.
     """
-    value = request.query_params.get(name) or choices[0]
-    for choice in choices:
-        if choice == value:
-            return choice
-    raise InvalidInputError(name, f"one of {', '.join(choices)}", repr(value))
+    return checks.one_of(name, request.query_params.get(name) or choices[0], choices)
 
 
 def _finalize(value: object) -> object:
@@ -205,6 +202,7 @@ _ENVIRONMENT.globals |= {
 _ENVIRONMENT.filters |= {
     "at": _known(_at),
     "behind": _behind,
+    "end": end,
     "percent": _known("{:.1%}".format),
     "seconds": _known(human_seconds),
     "size": _known(human_size),

@@ -20,7 +20,7 @@ from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Episode
-from replaydb.domain.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
+from replaydb.domain.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseReadOnlyError,
@@ -34,6 +34,7 @@ from replaydb.training import advantages
 from replaydb.ui import downloads
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 from replaydb.ui.tokens import Excerpt, decoded_text, excerpt
+from replaydb.ui.views.step import DrawnGroup, drawn_group
 
 #: Rows per table.
 ROWS = 100
@@ -91,26 +92,16 @@ class Event:
         description: Description of the event.
         run_name: The run that caused it.
         step: The trainer step of a draw.
-        draw_id: Id of a draw.
-        probability: Probability with which the group was drawn.
-        weight: Weight of the group in the batch.
-        staleness: Staleness of the group at the draw.
-        outcome: Outcome of the draw.
-        reason: Reason of the outcome, or of the group's status.
-        ended_at: Time of the outcome.
+        drawn: The group as it was drawn; None if the event is not a draw.
+        reason: Reason of the outcome of the draw, or of the group's status.
     """
 
     at: datetime
     description: str
     run_name: str | None = None
     step: int | None = None
-    draw_id: int | None = None
-    probability: float | None = None
-    weight: float | None = None
-    staleness: int | None = None
-    outcome: DrawOutcome | None = None
+    drawn: DrawnGroup | None = None
     reason: str | None = None
-    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,18 +347,6 @@ def _events(info: GroupInfo, draws: Sequence[DrawInfo]) -> Sequence[Event]:
 
 
 def _draw_event(info: GroupInfo, draw: DrawInfo) -> Event:
-    i = draw.group_ids.index(info.id)
-    same = draw.times_replaced[i] == info.times_replaced
-    return Event(
-        draw.created_at,
-        "drawn" if same else "drawn, content replaced since",
-        draw.run_name,
-        draw.step,
-        draw.id,
-        draw.probabilities[i],
-        draw.weights[i],
-        draw.staleness[i],
-        draw.outcomes[i],
-        draw.outcome_reasons[i],
-        draw.outcome_times[i],
-    )
+    drawn = drawn_group(draw, draw.group_ids.index(info.id), info)
+    description = "drawn" if drawn.change is None else "drawn, content replaced since"
+    return Event(draw.created_at, description, draw.run_name, draw.step, drawn, drawn.reason)

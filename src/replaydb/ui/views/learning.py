@@ -75,11 +75,6 @@ class Trend:
             return "level"
         return "↑ rising" if self.newest > self.oldest else "↓ falling"
 
-    @property
-    def kind(self) -> str:
-        """The CSS class of the direction."""
-        return {"↑ rising": "good", "↓ falling": "bad"}.get(self.direction or "", "")
-
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
@@ -96,10 +91,6 @@ class Outcomes:
     statuses: Counter[str]
     num_drawn: int
     num_replayed: int
-
-    def formatted(self, number: int, *, is_all: bool) -> str:
-        """Format a number of groups, or its share if the groups are a sample."""
-        return f"{number:,}" if is_all else f"{number / self.num_groups:.1%}"
 
 
 @dataclass(frozen=True, slots=True)

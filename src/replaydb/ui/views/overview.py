@@ -16,13 +16,12 @@ from starlette.responses import HTMLResponse, Response
 
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
-from replaydb.domain.results import BufferStats, LeaseInfo, RunInfo, TaskCounters
+from replaydb.domain.results import BufferStats, LeaseInfo
 from replaydb.errors import InvalidInputError
 from replaydb.operations.monitoring import (
     BufferSnapshot,
     Rates,
     empty,
-    end,
     followed,
     overdue,
     waits,
@@ -68,31 +67,10 @@ class Now:
     lag: float | None
 
     @property
-    def tasks(self) -> Sequence[TaskCounters]:
-        """The tasks with the most added groups."""
-        return sorted(self.stats.tasks, key=lambda it: -it.num_inserted)[:MAX_TASKS]
-
-    @property
-    def put_rate(self) -> float | None:
-        """Groups added per second; None without an earlier measurement."""
-        known = [rate.puts for rate in self.rates.values() if rate.puts is not None]
-        return sum(known) if known else None
-
-    @property
     def num_of_unknown_staleness(self) -> int:
         """Number of recently trained groups of unknown staleness."""
         known = (n for name, n in self.numbers.items() if name.startswith("train/staleness/"))
         return int(self.numbers["train/groups"] - sum(known))
-
-    def end(self, lease: LeaseInfo) -> str:
-        """Return when a lease expires or has expired."""
-        return end(lease, self.at)
-
-    @property
-    def draw_rate(self) -> float | None:
-        """Groups drawn per second; None without an earlier measurement."""
-        known = [rate.draws for rate in self.rates.values() if rate.draws is not None]
-        return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +134,20 @@ async def _text(request: Request, buffer: Buffer, name: str) -> Markup:
             if one.load is part.load
         }
 
-    texts = await _cache(request).get((part.load, buffer.id), part.fresh, render)
+    cache: SharedCache = request.app.state.cache
+    texts = await cache.get((part.load, buffer.id), part.fresh, render)
     return texts[name]
 
 
 async def _now(request: Request, buffer: Buffer) -> Now:
     stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
     last = BufferSnapshot(stats, leases, time.monotonic())
+    snapshots = request.app.state.snapshots.setdefault(buffer.id, deque())
     return Now(
         at=datetime.now(UTC),
         stats=stats,
         numbers=await buffer.metrics(draws=RECENT_DRAWS, totals=False),
-        rates=followed(_snapshots(request, buffer), last),
+        rates=followed(snapshots, last),
         blocked=await _blocked(buffer, stats, leases),
         empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
@@ -224,10 +204,7 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
             found.append((stats, await _blocked(buffer, stats, leases)))
         return found
 
-    async def load_runs() -> list[RunInfo]:
-        return (await store.runs())[::-1]
-
-    cache = _cache(request)
+    cache: SharedCache = request.app.state.cache
     return page(
         request,
         "buffers.html",
@@ -235,17 +212,7 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
         before=max(0, first - MAX_TASKS) if first else None,
         after=end if len(names) > end else None,
         num_buffers=len(names),
-        runs=await cache.get("runs", STORE_SECONDS, load_runs),
+        runs=(await cache.get("runs", STORE_SECONDS, store.runs))[::-1],
         lag=await cache.get("lag", STORE_SECONDS, store.replication_lag),
         max_rows=MAX_ROWS,
     )
-
-
-def _cache(request: Request) -> SharedCache:
-    cache: SharedCache = request.app.state.cache
-    return cache
-
-
-def _snapshots(request: Request, buffer: Buffer) -> deque[BufferSnapshot]:
-    snapshots: dict[int, deque[BufferSnapshot]] = request.app.state.snapshots
-    return snapshots.setdefault(buffer.id, deque())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from replaydb.buffer.store import Store
 from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import RunInfo, RunStats, VersionTotals
 from replaydb.ui import downloads
-from replaydb.ui.charts import Chart, axis, label
+from replaydb.ui.charts import Chart, by_number
 from replaydb.ui.pages import as_json, optional_number, page, store_of, text_of
 
 #: Rows per table.
@@ -230,7 +229,7 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
     ]
     charts = [
         *(
-            _chart(
+            by_number(
                 f"Mean reward by policy version: {title}",
                 ("policy version", "mean reward"),
                 {view.info.name: view.rewards.get(task, {}) for view in views},
@@ -238,7 +237,7 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
             )
             for task, title in _charted_tasks(views)
         ),
-        _chart(
+        by_number(
             "Staleness of trained groups"
             + (", if known" if any(view.staleness_unknown for view in views) else ""),
             ("versions behind", "groups"),
@@ -260,35 +259,3 @@ def _charted_tasks(views: Sequence[RunView]) -> Iterable[tuple[Task, str]]:
     buffers = {buffer for buffer, _ in sizes}
     for buffer, task in order[:MAX_TASKS]:
         yield (buffer, task), task if len(buffers) == 1 else f"{task} in {buffer}"
-
-
-def _chart(
-    title: str,
-    axes: tuple[str, str],
-    lines: Mapping[str, Mapping[int, float]],
-    styles: Sequence[Mapping[str, Any]],
-) -> Chart:
-    x_title, y_title = axes
-    points = sorted({x for line in lines.values() for x in line})
-    counts = [it for line in lines.values() for it in line.values() if isinstance(it, int)]
-    return Chart(
-        title,
-        f"{len(points)} points of {' and '.join(lines)}",
-        (x_title, *lines),
-        [(x, *(line.get(x) for line in lines.values())) for x in _thin(points)],
-        [
-            {"name": label(run), "x": list(line), "y": list(line.values()), **style}
-            for (run, line), style in zip(lines.items(), styles, strict=False)
-        ],
-        {
-            "xaxis": axis(x_title, points),
-            "yaxis": axis(y_title, [0, *counts] if counts else ()),
-            "showlegend": len(lines) > 1,  # even if one of them is empty
-        },
-    )
-
-
-def _thin(points: Sequence[int]) -> Sequence[int]:
-    """Return at most `ROWS` of the points at regular intervals, including the last one."""
-    every = -(-len(points) // ROWS) or 1
-    return points[::-1][::every][::-1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeAlias, TypeVar
 
 from sqlalchemy import URL
@@ -20,7 +21,7 @@ from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.errors import UnknownDrawError
 from replaydb.ui import downloads
-from replaydb.ui.charts import Chart, axis, label
+from replaydb.ui.charts import Chart, by_number
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class DrawnGroup:
         staleness: Staleness at the draw; None if unknown.
         outcome: Outcome; None if it was not recorded.
         reason: Reason of the outcome.
+        outcome_at: Time of the outcome.
         task_name: Task of the group, as drawn; None if that is unknown. So are the following then.
         prompt_uid: Prompt of the group.
         reward_mean: Mean reward of the group.
@@ -64,6 +66,7 @@ class DrawnGroup:
     staleness: int | None
     outcome: DrawOutcome | None
     reason: str | None
+    outcome_at: datetime | None
     task_name: str | None
     prompt_uid: str | None
     reward_mean: float | None
@@ -351,28 +354,39 @@ async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupI
 
 
 def _drawn_groups(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[DrawnGroup]:
-    for i, id_ in enumerate(draw.group_ids):
-        info, task_name, change = known.get(id_), draw.task_names[i], None
-        if info is None:
-            change = "deleted" if task_name is None else "replaced"
-        elif info.times_replaced != draw.times_replaced[i]:
-            change = "replaced"
-        yield DrawnGroup(
-            draw.id,
-            id_,
-            draw.probabilities[i],
-            draw.weights[i],
-            draw.staleness[i],
-            draw.outcomes[i],
-            draw.outcome_reasons[i],
-            task_name,
-            draw.prompt_uids[i],
-            draw.reward_means[i],
-            draw.group_run_names[i],
-            draw.min_policy_versions[i],
-            info is not None,
-            change,
-        )
+    return (drawn_group(draw, i, known.get(id_)) for i, id_ in enumerate(draw.group_ids))
+
+
+def drawn_group(draw: DrawInfo, i: int, info: GroupInfo | None) -> DrawnGroup:
+    """Return the group at position `i` of a draw.
+
+    Args:
+        draw: The draw.
+        i: Position in the batch.
+        info: The stored group of this id; None if there is none.
+    """
+    task_name, change = draw.task_names[i], None
+    if info is None:
+        change = "deleted" if task_name is None else "replaced"
+    elif info.times_replaced != draw.times_replaced[i]:
+        change = "replaced"
+    return DrawnGroup(
+        draw.id,
+        draw.group_ids[i],
+        draw.probabilities[i],
+        draw.weights[i],
+        draw.staleness[i],
+        draw.outcomes[i],
+        draw.outcome_reasons[i],
+        draw.outcome_times[i],
+        task_name,
+        draw.prompt_uids[i],
+        draw.reward_means[i],
+        draw.group_run_names[i],
+        draw.min_policy_versions[i],
+        info is not None,
+        change,
+    )
 
 
 def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[DrawnGroup], T]) -> dict[T, Subset]:
@@ -407,46 +421,30 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def _charts(view: StepView) -> list[Chart]:
-    known = [(stale, count) for stale, count in view.staleness.items() if stale is not None]
-    if not known:
+    stale = {it: count for it, count in view.staleness.items() if it is not None}
+    if not stale:
         return []
-    total = sum(count for _, count in known)
+    total = sum(stale.values())
     of = "" if total == len(view.counted) else f", of {total} of {len(view.counted)} groups"
-    stale = Chart(
-        f"Staleness when drawn{of}",
-        f"{total} groups, {known[0][0]} to {known[-1][0]} versions old",
-        ("staleness", "groups"),
-        known,
-        [_BARS | {"x": [it for it, _ in known], "y": [count for _, count in known]}],
-        {
-            "xaxis": axis("policy versions behind", [it for it, _ in known]),
-            "yaxis": axis("groups", [0, *(count for _, count in known)]),
-        },
-    )
-    versions = [
-        (run or "", version, subset.num_groups)
-        for (run, version), subset in view.sources.items()
-        if version is not None
+    versions: dict[str, dict[int, int]] = defaultdict(dict)
+    for (run, version), subset in view.sources.items():
+        if version is not None:
+            versions[run or "no run"][version] = subset.num_groups
+    charts = [
+        by_number(
+            f"Staleness when drawn{of}",
+            ("policy versions behind", "groups"),
+            {"groups": stale},
+            [_BARS],
+            summary=f"{total} groups, {min(stale)} to {max(stale)} versions old",
+        ),
+        by_number(
+            "Policy versions",
+            ("policy version", "groups"),
+            versions,
+            [_BARS] * len(versions),
+            barmode="stack",
+            showlegend=True,
+        ),
     ]
-    runs = sorted({run for run, *_ in versions})
-    version_chart = Chart(
-        "Policy versions",
-        f"{len(runs)} runs, {len({it for _, it, _ in versions})} versions",
-        ("run", "version", "groups"),
-        [(run or None, *rest) for run, *rest in versions],
-        [
-            _BARS
-            | {
-                "name": label(run or "no run"),
-                "x": [it for name, it, _ in versions if name == run],
-                "y": [count for name, _, count in versions if name == run],
-            }
-            for run in runs
-        ],
-        {
-            "barmode": "stack",
-            "xaxis": axis("policy version", [it for _, it, _ in versions]),
-            "yaxis": axis("groups", [0, sum(count for *_, count in versions)]),
-        },
-    )
-    return [stale, version_chart] if versions else [stale]
+    return [chart for chart in charts if chart.rows]
