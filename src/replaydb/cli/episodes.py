@@ -231,6 +231,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
     }
 
 
+#: Attributes of an episode that are columns of a table, and others that are shown for one episode.
+_NUMBERS = ("reward", "advantage", "num_tokens", "num_loss_tokens", "num_turns")
+_FACTS = ("min_policy_version", "max_policy_version", "finish_reason", "metadata", "text")
+
 FIELDS = (
     "position",
     "reward",
@@ -250,30 +254,11 @@ def row_of(position: int, one: Episode) -> tuple[object, ...]:
     text = one.text
     if text is not None and len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]} ..."
-    return (
-        position,
-        one.reward,
-        one.advantage,
-        one.num_tokens,
-        one.num_loss_tokens,
-        one.num_turns,
-        oldest if oldest == newest else f"{oldest}-{newest}",
-        one.finish_reason,
-        text,
-    )
+    numbers = (getattr(one, name) for name in _NUMBERS)
+    versions = oldest if oldest == newest else f"{oldest}-{newest}"
+    return position, *numbers, versions, one.finish_reason, text
 
 
 def facts_of(one: Episode) -> dict[str, Any]:
     """Return an episode without its tokens."""
-    return {
-        "reward": one.reward,
-        "advantage": one.advantage,
-        "num_tokens": one.num_tokens,
-        "num_loss_tokens": one.num_loss_tokens,
-        "num_turns": one.num_turns,
-        "min_policy_version": one.min_policy_version,
-        "max_policy_version": one.max_policy_version,
-        "finish_reason": one.finish_reason,
-        "metadata": one.metadata,
-        "text": one.text,
-    }
+    return {name: getattr(one, name) for name in (*_NUMBERS, *_FACTS)}

@@ -101,7 +101,7 @@ class GroupQuery:
             run=_several(params, "run"),
             prompt=params.get("prompt") or None,
             bounds=tuple(
-                (name, _read(params[name], float, name, "a number"))
+                (name, parse(params[name], float, name, "a number"))
                 for name in BOUNDS
                 if params.get(name)
             ),
@@ -160,7 +160,7 @@ class GroupQuery:
             kind = _time
         elif isinstance(self.column.type, Integer):
             kind = _whole_number
-        return _read(self.at or "", kind, "at", f"a value of {self.sort}"), group_id
+        return parse(self.at or "", kind, "at", f"a value of {self.sort}"), group_id
 
     @property
     def column(self) -> Column[Any]:
@@ -244,11 +244,16 @@ def _id(params: QueryParams, name: str) -> int | None:
     value = params.get(name)
     if not value:
         return None
-    number = _read(value, int, name, "the id of a group")
+    number = parse(value, int, name, "the id of a group")
     return checks.whole_number(name, number, 0, checks.INT64[1] - 1)
 
 
-def _read(value: str, kind: Callable[[str], T], name: str, expected: str) -> T:
+def parse(value: str, kind: Callable[[str], T], name: str, expected: str) -> T:
+    """Convert the value of a query parameter.
+
+    Raises:
+        InvalidInputError: It cannot be converted, or is infinite or NaN.
+    """
     try:
         parsed_value = kind(value)
     except (ValueError, OverflowError):

@@ -167,7 +167,7 @@ class Guard:
                 if response is None:
                     stack.callback(sender.release)
                     await self._acquire_slots(request, sender)
-                    sender.set_limit(limit)
+                    sender.limit = limit
                     await self._app(scope, receive, sender.send)
                     return
         except TimeoutError:
@@ -220,7 +220,7 @@ class _ResponseSender:
         self._send = send
         self._downloads = downloads
         self._slots: list[asyncio.Semaphore] = []
-        self._limit: asyncio.Timeout | None = None
+        self.limit: asyncio.Timeout | None = None  # extended when the response begins
         self._start: Message | None = None
         self.begun = False
 
@@ -228,10 +228,6 @@ class _ResponseSender:
         """Wait for a slot."""
         await slots.acquire()
         self._slots.append(slots)
-
-    def set_limit(self, limit: asyncio.Timeout) -> None:
-        """Set the timeout to extend when the response begins."""
-        self._limit = limit
 
     def release(self) -> None:
         """Release all slots."""
@@ -254,14 +250,14 @@ class _ResponseSender:
 
     async def _begin(self, start: Message, *, is_streamed: bool) -> None:
         self.release()  # a client that reads slowly must not block other requests
-        if self._limit is not None:
+        if self.limit is not None:
             if is_streamed:
                 try:
                     async with asyncio.timeout(BUSY_SECONDS):
                         await self.acquire(self._downloads)
                 except TimeoutError:
                     raise _BusyError from None
-            self._limit.reschedule(asyncio.get_running_loop().time() + DOWNLOAD_SECONDS)
+            self.limit.reschedule(asyncio.get_running_loop().time() + DOWNLOAD_SECONDS)
         self.begun = True
         await self._send_in_time(start)
 

@@ -34,7 +34,7 @@ from replaydb.training import advantages
 from replaydb.ui import downloads
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 from replaydb.ui.tokens import Excerpt, decoded_text, excerpt
-from replaydb.ui.views.step import DrawnGroup, drawn_group
+from replaydb.ui.views.draws import DrawnGroup, drawn_group
 
 #: Rows per table.
 ROWS = 100

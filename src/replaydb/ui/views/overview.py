@@ -29,8 +29,8 @@ from replaydb.operations.monitoring import (
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
 from replaydb.ui.shared import SharedCache
+from replaydb.ui.views.draws import DrawRow, draw_row
 from replaydb.ui.views.learning import learning
-from replaydb.ui.views.step import DrawRow, draw_row
 
 #: Seconds for which the list of buffers and runs is cached.
 STORE_SECONDS = 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,16 +11,14 @@ from starlette.responses import Response
 from replaydb import analysis
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
-from replaydb.domain import checks
 from replaydb.domain.decoding import Decode
 from replaydb.domain.results import GroupInfo, PromptInfo
-from replaydb.errors import InvalidInputError
 from replaydb.ui import downloads
-from replaydb.ui.addresses import plain
+from replaydb.ui.addresses import parse, plain
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
+from replaydb.ui.views.draws import mean
 from replaydb.ui.views.group import Prompt, prompt_of, read
-from replaydb.ui.views.step import mean
 
 #: Rows per table.
 ROWS = 100
@@ -132,13 +130,7 @@ async def download(request: Request) -> Response:
 
 def _solved(request: Request) -> float | None:
     value = request.query_params.get("solved")
-    if not value:
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        raise InvalidInputError("solved", "a number", repr(value)) from None
-    return checks.number("solved", number)
+    return parse(value, float, "solved", "a finite number") if value else None
 
 
 async def load_prompt(
@@ -249,18 +241,7 @@ def _chart(view: PromptView) -> Chart:
         "Reward by policy version",
         f"{len(known)} attempts of {len(runs)} runs",
         ("run", "version", "groups", "episodes", "mean reward", "lowest", "highest"),
-        [
-            (
-                one.run_name,
-                one.version,
-                one.num_groups,
-                one.num_episodes,
-                one.reward_mean,
-                one.reward_min,
-                one.reward_max,
-            )
-            for one in view.attempts
-        ],
+        [astuple(one) for one in view.attempts],
         [
             {
                 "type": "scatter",

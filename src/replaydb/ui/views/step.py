@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TypeAlias, TypeVar
 
 from sqlalchemy import URL
@@ -17,12 +16,12 @@ from replaydb.analysis.tables import Which, draws_of, scan_draws, scanned
 from replaydb.buffer import Buffer
 from replaydb.database.statements.scans import Scan
 from replaydb.database.tables import schema
-from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.errors import UnknownDrawError
 from replaydb.ui import downloads
 from replaydb.ui.charts import Chart, by_number
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
+from replaydb.ui.views.draws import DrawnGroup, draw_row, drawn_group, mean
 
 T = TypeVar("T")
 #: The run that added a group and the oldest policy version in it; None if unknown.
@@ -35,55 +34,6 @@ MAX_DRAWS, MAX_GROUPS = 32, 4096
 
 # By default Plotly makes a bar as wide as the smallest distance between two bars.
 _BARS = {"type": "bar", "width": 0.8}
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnGroup:
-    """A group of a draw.
-
-    Attributes:
-        draw_id: Id of the draw.
-        group_id: Id of the group.
-        probability: Probability with which the group was drawn.
-        weight: Weight of the group in the batch.
-        staleness: Staleness at the draw; None if unknown.
-        outcome: Outcome; None if it was not recorded.
-        reason: Reason of the outcome.
-        outcome_at: Time of the outcome.
-        task_name: Task of the group, as drawn; None if that is unknown. So are the following then.
-        prompt_uid: Prompt of the group.
-        reward_mean: Mean reward of the group.
-        run_name: Run that put the group.
-        min_policy_version: Oldest policy version in the group.
-        is_stored: Whether there is a group of this id.
-        change: "deleted" or "replaced" if it was since, else None.
-    """
-
-    draw_id: int
-    group_id: int
-    probability: float
-    weight: float
-    staleness: int | None
-    outcome: DrawOutcome | None
-    reason: str | None
-    outcome_at: datetime | None
-    task_name: str | None
-    prompt_uid: str | None
-    reward_mean: float | None
-    run_name: str | None
-    min_policy_version: int | None
-    is_stored: bool
-    change: str | None
-
-    @property
-    def trained(self) -> bool:
-        """Whether its outcome counts as trained on."""
-        return self.outcome in TRAINED
-
-    @property
-    def outcome_name(self) -> str:
-        """Name of the outcome."""
-        return "unknown" if self.outcome is None else self.outcome.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +175,6 @@ async def step(request: Request) -> Response:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawRow:
-    """A row of a table of draws.
-
-    Attributes:
-        info: The record of the draw.
-        staleness: Mean staleness at the draw; None if unknown.
-        outcomes: Number of groups by outcome.
-    """
-
-    info: DrawInfo
-    staleness: float | None
-    outcomes: Mapping[str, int]
-
-
-def draw_row(info: DrawInfo) -> DrawRow:
-    """Return the row of a draw."""
-    counts = Counter("unknown" if it is None else it.value for it in info.outcomes)
-    return DrawRow(info, mean(info.staleness), dict(sorted(counts.items())))
-
-
 async def download(request: Request) -> Response:
     """Download the groups of a step or draw, as rows of `training_history`."""
     buffer = await buffer_of(request)
@@ -328,7 +257,11 @@ async def load_step(
     sampled = Counter(draw.run_name for draw in draws if DrawOutcome.SAMPLED in draw.outcomes)
     shown, cut = shown or draws[:MAX_DRAWS], draw_id is None and len(draws) > MAX_DRAWS
     known = await _groups(buffer, shown)
-    drawn = [one for draw in shown for one in _drawn_groups(draw, known)][:MAX_GROUPS]
+    drawn = [
+        drawn_group(draw, i, known.get(id_))
+        for draw in shown
+        for i, id_ in enumerate(draw.group_ids)
+    ][:MAX_GROUPS]
     more = cut or sum(len(draw.group_ids) for draw in shown) > MAX_GROUPS
     by: dict[str | None, list[DrawInfo]] = {}
     for draw in shown:
@@ -351,42 +284,6 @@ async def load_step(
 async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupInfo]:
     ids = list(dict.fromkeys(id_ for draw in draws for id_ in draw.group_ids))[:MAX_GROUPS]
     return {info.id: info for info in await buffer.find(ids)}
-
-
-def _drawn_groups(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[DrawnGroup]:
-    return (drawn_group(draw, i, known.get(id_)) for i, id_ in enumerate(draw.group_ids))
-
-
-def drawn_group(draw: DrawInfo, i: int, info: GroupInfo | None) -> DrawnGroup:
-    """Return the group at position `i` of a draw.
-
-    Args:
-        draw: The draw.
-        i: Position in the batch.
-        info: The stored group of this id; None if there is none.
-    """
-    task_name, change = draw.task_names[i], None
-    if info is None:
-        change = "deleted" if task_name is None else "replaced"
-    elif info.times_replaced != draw.times_replaced[i]:
-        change = "replaced"
-    return DrawnGroup(
-        draw.id,
-        draw.group_ids[i],
-        draw.probabilities[i],
-        draw.weights[i],
-        draw.staleness[i],
-        draw.outcomes[i],
-        draw.outcome_reasons[i],
-        draw.outcome_times[i],
-        task_name,
-        draw.prompt_uids[i],
-        draw.reward_means[i],
-        draw.group_run_names[i],
-        draw.min_policy_versions[i],
-        info is not None,
-        change,
-    )
 
 
 def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[DrawnGroup], T]) -> dict[T, Subset]:
@@ -412,12 +309,6 @@ def _sort_key(source: Source) -> tuple[str, int]:
 
 def _run(request: Request) -> str | None:
     return request.query_params.get("run") or None
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _charts(view: StepView) -> list[Chart]:
