@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,7 +20,14 @@ from replaydb import blocking
 from replaydb.domain.policies import SimplePolicy
 from replaydb.domain.settings import Eviction, RateLimit, SettingsChanges
 from replaydb.integrations.decoding import decoded_sample
-from replaydb.integrations.values import dataclasses_of, from_extras, is_same, to_extras
+from replaydb.integrations.values import (
+    FLOAT32_MAX,
+    dataclasses_of,
+    from_extras,
+    is_same,
+    to_extras,
+    to_reward,
+)
 
 D = TypeVar("D")
 
@@ -56,7 +62,6 @@ _ARGUMENTS = {
 }
 #: Fields that can be empty or missing; `GenerationResult` does not have all of them.
 _OPTIONAL = {"queries", "logprobs", "reward_scores", "decoded_responses"}
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Converter(Generic[D]):
@@ -304,12 +309,11 @@ def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
 
 
 def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> rdb.Episode:
-    reward = values.get("reward")
-    if not (isinstance(reward, Real) and abs(float(reward)) <= _FLOAT32_MAX):
-        values["reward"] = None  # only in the stored data, as are texts of other types
+    # Other values are only in the stored data, as are texts of other types.
+    values["reward"] = to_reward(values.get("reward"))
     with suppress(TypeError, ValueError, OverflowError):  # `Episode` says what is wrong
         logprobs = np.asarray(values.get("logprobs"), np.float64)
-        if (beyond := abs(logprobs) > _FLOAT32_MAX).any():
+        if (beyond := abs(logprobs) > FLOAT32_MAX).any():
             values["logprobs"] = np.where(beyond, np.nan, logprobs)
     for argument in ("finish_reason", "text"):
         if not isinstance(values.get(argument), str):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import partial
+from numbers import Real
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -23,6 +24,7 @@ Arrays = dict[str, Any]
 #: because stored data must not decide which class is instantiated.
 Classes = Mapping[str, type]
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 _EXPECTED = "numbers, text, bytes, arrays, tensors, lists, sets, mappings and known classes"
 _MAX_DEPTH = 100  # as in metadata
 _INT64 = range(-(2**63), 2**63)
@@ -214,6 +216,12 @@ def is_same(one: Any, other: Any) -> bool:
         names = [each.name for each in fields(one)]
         return all(is_same(getattr(one, name), getattr(other, name)) for name in names)
     return bool(one == other or (one != one and other != other))
+
+
+def to_reward(value: Any) -> float | None:
+    """Return a value if it can be the reward of an episode, or None."""
+    is_number = isinstance(value, Real)
+    return value if is_number and abs(value) <= FLOAT32_MAX else None
 
 
 def to_tensor(array: Any) -> Any:

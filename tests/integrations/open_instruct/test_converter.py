@@ -37,6 +37,7 @@ def test_round_trip(url: str) -> None:
         ("datasets", [["math", "code"]] * 2),
         ("datasets", [[]] * 2),
         ("reward_scores", [1e39, -1e39]),
+        ("reward_scores", [10**400, -(10**400)]),
         ("reward_scores", [float("nan"), float("inf")]),
         ("reward_scores", [True, 1]),
         ("reward_scores", [np.float32(0.1), np.float64(0.1)]),

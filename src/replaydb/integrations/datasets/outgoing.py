@@ -212,14 +212,7 @@ def _prompts(
 def _prompt(group: StoredGroup, tokenizer: Any) -> str | list[dict[str, Any]]:
     if group.prompt is not None:
         return group.prompt
-    if tokenizer is None or group.prompt_ids is None:
-        raise InvalidInputError(
-            f"prompt of group {group.group_uid!r}",
-            "a stored prompt, or tokenizer= to decode its tokens",
-            "none",
-        )
-    text: str = tokenizer.decode(group.prompt_ids.tolist())
-    return text
+    return _decoded(group, "prompt", group.prompt_ids, tokenizer)
 
 
 def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[str, Any]]:
@@ -229,15 +222,18 @@ def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[s
         return _messages(where, metadata[MESSAGES])
     text = group.texts[i]
     if text is None:
-        if tokenizer is None:
-            raise InvalidInputError(
-                f"text of episode {i} of group {group.group_uid!r}",
-                "a stored text, or tokenizer= to decode its tokens",
-                "none",
-            )
-        ids = group.episodes[i].response_ids.tolist()
-        text = tokenizer.decode(ids, skip_special_tokens=True)
+        ids = group.episodes[i].response_ids
+        text = _decoded(group, f"text of episode {i}", ids, tokenizer, skip_special_tokens=True)
     return [{"role": "assistant", "content": text}] if is_chat else text
+
+
+def _decoded(group: StoredGroup, what: str, ids: Any, tokenizer: Any, **options: bool) -> str:
+    if tokenizer is None or ids is None:
+        where = f"{what} of group {group.group_uid!r}"
+        expected = "a stored text, or tokenizer= to decode its tokens"
+        raise InvalidInputError(where, expected, "none")
+    text: str = tokenizer.decode(ids.tolist(), **options)
+    return text
 
 
 def _messages(where: str, stored: Any) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +40,7 @@ class _GroupId(int):
     stored_uid: str
 
 
+@dataclass(eq=False, repr=False)
 class RolloutBuffer:
     """A durable queue of samples between `AsyncGRPOTrainer` and its worker, stored in a buffer.
 
@@ -55,22 +57,14 @@ class RolloutBuffer:
         ttl: Seconds after which samples that a consumer has taken are released, unless extended.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        run: str,
-        name: str = "rollouts",
-        maxsize: int = 0,
-        ttl: float = DAY_SECONDS,
-    ) -> None:
-        self._given: dict[str, Any] = {
-            "url": url,
-            "run": run,
-            "name": name,
-            "maxsize": maxsize,
-            "ttl": ttl,
-        }
+    url: str
+    _: KW_ONLY
+    run: str
+    name: str = "rollouts"
+    maxsize: int = 0
+    ttl: float = DAY_SECONDS
+
+    def __post_init__(self) -> None:
         self._source = uuid.uuid4().hex
         # Of leases; the last one takes samples.
         self._owners = [f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"]
@@ -79,7 +73,7 @@ class RolloutBuffer:
         self._is_stale: Callable[[RolloutSample], bool] = lambda sample: False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"given": self._given, "source": self._source}
+        return {"given": asdict(self), "source": self._source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["given"])  # type: ignore[misc]
@@ -87,13 +81,12 @@ class RolloutBuffer:
 
     @cached_property
     def _store(self) -> blocking.Store:
-        return blocking.Store.open(self._given["url"], run=self._given["run"])
+        return blocking.Store.open(self.url, run=self.run)
 
     @cached_property
     def _buffer(self) -> blocking.Buffer:
-        size = self._given["maxsize"]
-        limit = rdb.Queue(size) if size else None
-        return self._store.buffer(self._given["name"], rate_limit=limit)
+        limit = rdb.Queue(self.maxsize) if self.maxsize else None
+        return self._store.buffer(self.name, rate_limit=limit)
 
     def put_nowait(self, sample: RolloutSample) -> None:
         """Store a sample.
@@ -138,10 +131,9 @@ class RolloutBuffer:
         return sample
 
     def _take(self, timeout: float | None) -> None:
-        ttl = self._given["ttl"]
         try:
             lease = self._buffer.lease(
-                PREFETCH, rdb.Fifo(), at_least=1, ttl=ttl, timeout=timeout, owner=self._owners[-1]
+                PREFETCH, at_least=1, ttl=self.ttl, timeout=timeout, owner=self._owners[-1]
             )
         except (rdb.NotEnoughGroupsError, rdb.RateLimitedError):
             raise queue.Empty from None
@@ -184,7 +176,7 @@ class RolloutBuffer:
             how(self._opened(lease_id), ids, **more)
 
     def _opened(self, lease_id: int) -> blocking.Lease:
-        return self._buffer.open_lease(lease_id, ttl=self._given["ttl"], load=False)
+        return self._buffer.open_lease(lease_id, ttl=self.ttl, load=False)
 
     def attach(self, trainer: Any) -> None:
         """Become the rollout buffer of an `AsyncGRPOTrainer`. Call this before it trains.

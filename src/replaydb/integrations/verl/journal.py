@@ -54,9 +54,8 @@ class Journal:
             InvalidInputError: `url` or `run` is missing.
         """
         others = dict(sampler_kwargs)
-        return cls(
-            _text("url", others.pop("url", None)), _text("run", others.pop("run", None))
-        ), others
+        url, run = (_text(name, others.pop(name, None)) for name in ("url", "run"))
+        return cls(url, run), others
 
     def close(self) -> None:
         """Close the store."""

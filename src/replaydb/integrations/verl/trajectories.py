@@ -10,13 +10,12 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError
-from replaydb.integrations.values import decode, encode, to_tensor
+from replaydb.integrations.values import decode, encode, to_reward, to_tensor
 from replaydb.util.escapes import escape
 
 Fields = dict[str, Any]
 #: The task of groups whose `data_source` cannot be the name of a task.
 TASK = "verl"
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def rows(table: TensorDict) -> list[Fields]:
@@ -66,14 +65,13 @@ def to_episode(
             raise InvalidInputError(f"{key}.{name}", "a tensor", type(fields.get(name)).__name__)
     scores, step = fields.get("rm_scores"), prompt_tag.get("global_steps")
     mask = fields.get("response_mask")
-    reward = None if scores is None else float(scores.sum(dtype=torch.float64))
     version = tag.get("min_global_steps")
     core: dict[str, Any] = {
         "prompt_ids": fields["prompts"],
         "response_ids": fields["responses"],
         "loss_mask": mask if mask is None else mask != 0,
         "logprobs": fields.get("rollout_log_probs"),
-        "reward": reward if reward is not None and abs(reward) <= _FLOAT32_MAX else None,
+        "reward": None if scores is None else to_reward(scores.sum(dtype=torch.float64).item()),
         "policy_version": max(step - 1, 0) if version is None and step is not None else version,
         "token_extras": {} if scores is None else {"rm_scores": scores},
     }

@@ -14,7 +14,7 @@ from xtuner.v1.data_proto import rl_data
 from xtuner.v1.data_proto.rl_data import RolloutState
 
 import replaydb as rdb
-from replaydb.integrations.values import create, from_extras, to_extras
+from replaydb.integrations.values import FLOAT32_MAX, create, from_extras, to_extras, to_reward
 
 #: The extra of an episode with the state as JSON, without the fields that columns hold.
 _STATE = "xtuner"
@@ -28,10 +28,9 @@ _CLASSES: dict[str, type] = {
 }
 #: Range of token ids and policy versions in a column.
 _LEAST, _MOST = -(2**31) + 1, 2**31 - 1
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: Fields that become per-token columns of the response, if they have one value per token.
 _PER_TOKEN: dict[str, tuple[str, type, float, float]] = {
-    "logprobs": ("logprobs", float, -_FLOAT32_MAX, _FLOAT32_MAX),
+    "logprobs": ("logprobs", float, -FLOAT32_MAX, FLOAT32_MAX),
     "response_mask": ("loss_mask", int, 0, 1),
     "response_model_steps": ("policy_version", int, _LEAST, _MOST),
 }
@@ -67,7 +66,7 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
     score = state.reward.get("score") if isinstance(state.reward, dict) else None
     return rdb.Episode(
         **{"prompt_ids": [], "response_ids": []} | columns,
-        reward=score if _is_reward(score) else None,
+        reward=to_reward(score),
         finish_reason=state.finish_reason,
         extras=to_extras("state", fields, _STATE, _CLASSES),
     )
@@ -124,8 +123,3 @@ def _is_column(values: Any, kind: type, least: float, most: float) -> bool:
 def _is_float32(values: list[float]) -> bool:
     exact = np.array(values)
     return bool((exact.astype(np.float32) == exact).all())
-
-
-def _is_reward(score: Any) -> bool:
-    """Whether a score can be the reward of an episode; others are only in the state."""
-    return isinstance(score, int | float) and abs(score) <= _FLOAT32_MAX
