@@ -105,28 +105,27 @@ def show(
             "groups": len(record.group_ids),
         }
     )
+    tasks = (
+        name or ("replaced" if times is None else "deleted")
+        for name, times in zip(record.task_names, record.times_replaced, strict=True)
+    )
     print_table(
         (
             *("group", "task", "prompt", "reward", "probability", "weight", "staleness"),
             *("outcome", "reason", "outcome at"),
         ),
-        list(
-            zip(
-                record.group_ids,
-                (
-                    name or ("replaced" if times is None else "deleted")
-                    for name, times in zip(record.task_names, record.times_replaced, strict=True)
-                ),
-                record.prompt_uids,
-                record.reward_means,
-                record.probabilities,
-                record.weights,
-                record.staleness,
-                record.outcomes,
-                record.outcome_reasons,
-                record.outcome_times,
-                strict=True,
-            )
+        zip(
+            record.group_ids,
+            tasks,
+            record.prompt_uids,
+            record.reward_means,
+            record.probabilities,
+            record.weights,
+            record.staleness,
+            record.outcomes,
+            record.outcome_reasons,
+            record.outcome_times,
+            strict=True,
         ),
     )
 

@@ -27,17 +27,8 @@ app = typer.Typer(help="List, show and revoke leases.", no_args_is_help=True)
 LeaseId = Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the lease.")]
 
 
-class Column(StrEnum):
-    """Columns to sort leases by."""
-
-    ID = "id"
-    OWNER = "owner"
-    STEP = "step"
-    NUM_GROUPS = "num_groups"
-    ACQUIRED_AT = "acquired_at"
-    EXPIRES_AT = "expires_at"
-
-
+#: Columns to sort leases by; each value is the name in lower case.
+Column = StrEnum("Column", ["ID", "OWNER", "STEP", "NUM_GROUPS", "ACQUIRED_AT", "EXPIRES_AT"])
 #: Maximum number of group ids shown for a lease.
 SHOWN_IDS = 8
 

@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and delete runs.", no_args_is_help=True)
 
-
-class Column(StrEnum):
-    """Columns to sort runs by."""
-
-    ID = "id"
-    NAME = "name"
-    LINEAGE = "lineage"
-    STARTED_AT = "started_at"
+#: Columns to sort runs by; each value is the name in lower case.
+Column = StrEnum("Column", ["ID", "NAME", "LINEAGE", "STARTED_AT"])
 
 
 @app.command("list")
