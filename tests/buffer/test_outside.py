@@ -241,7 +241,9 @@ async def test_a_draw_can_be_read_during_the_grace_period(
 
     async def late(payload_store: PayloadStore, ranges: Sequence[Range], *, end: float) -> Any:
         assert await buffer.delete(tasks="gsm8k") == 3
-        await Pruning(store._database, payload_store, end_in(60.0)).remove_marked()
+        await Pruning(
+            store._database, payload_store, end_in(60.0), rdb.PruneReport(False)
+        ).remove_marked()
         return await read(payload_store, ranges, end=end)
 
     monkeypatch.setattr(PayloadStore, "read", late)
@@ -490,4 +492,6 @@ async def _remove_all(store: Store, url: str) -> None:
     async with transaction(url) as connection:
         await connection.execute(update(payload_place).values(grace_seconds=-1.0))
     payload_store = await store._payloads._located(asyncio.get_running_loop().time() + 60)
-    await Pruning(store._database, payload_store, end_in(60.0)).remove_marked()
+    await Pruning(
+        store._database, payload_store, end_in(60.0), rdb.PruneReport(False)
+    ).remove_marked()

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 import replaydb as rdb
 from replaydb.cli.watch import poll
 from replaydb.domain.settings import RateLimit
-from replaydb.operations.monitoring import BufferSnapshot, empty, followed, overdue, rates, waits
+from replaydb.operations.monitoring import BufferSnapshot, empty, followed, overdue, waits
 from support.command import rows_of, run
 from support.engines import both_engines
 from support.groups import group, groups
@@ -42,11 +42,11 @@ async def test_rates(buffer: rdb.Buffer) -> None:
 
     await buffer.put(groups(2, "old"))
     first = await snapshot(10.0)
-    assert rates(first, first)["old"].puts is None
+    assert followed(deque(), first)["old"].puts is None
     await buffer.put(groups(3, "new"))
     await buffer.sample(1, tasks="old")
     await buffer.sample(1, tasks="old")
-    found = rates(first, await snapshot(12.0))
+    found = followed(deque([first]), await snapshot(12.0))
     assert (found["old"].puts, found["old"].draws) == (0.0, 1.0)
     assert (found["new"].puts, found["new"].draws) == (1.5, 0.0)
     snapshots: deque[BufferSnapshot] = deque()

@@ -103,7 +103,9 @@ async def check_only_reads(url: str) -> None:
             buffer.put(group("refused")),
             buffer.add_episode("open", episode(1.0)),
             store.prune(dry_run=False),
-            Pruning(store._database, payload_store, end_in(60.0)).remove_marked(),
+            Pruning(
+                store._database, payload_store, end_in(60.0), rdb.PruneReport(False)
+            ).remove_marked(),
         ):
             with pytest.raises(PayloadsReadOnlyError, match="replaydb db adopt-payloads") as raised:
                 await call

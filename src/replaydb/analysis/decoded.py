@@ -8,16 +8,16 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sqlalchemy import URL, ColumnElement, Select, select
 
 from replaydb.analysis.arrow import Damaged, Rows, to_damaged
 from replaydb.analysis.decoded_groups import TOKEN_BYTES, DecodedGroup, in_batches
-from replaydb.analysis.episode_columns import episode_schema
+from replaydb.analysis.episode_columns import episode_schema, extra_fields
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
-from replaydb.analysis.token_rows import batch_of_tokens, token_schema
 from replaydb.buffer.drawing import reasons
 from replaydb.database.repository import groups
 from replaydb.database.runtime.session import Session
@@ -27,13 +27,23 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import Facts, Stored, from_rows
 from replaydb.database.tables.schema import buffer, episode_group, group, run
 from replaydb.domain import checks
-from replaydb.errors import CorruptPayloadError
+from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.util.chunks import chunks
 
 Per: TypeAlias = Literal["episode", "token"]
 
 #: Maximum number of groups, and of bytes of their tokens, that are read at once.
 CHUNK_GROUPS, CHUNK_BYTES = 512, 4 << 20
+#: Columns repeated for every token; strings become dictionaries, which store each once.
+_SHARED = (
+    "group_id", "position", "buffer_name", "run_name", "task_name", "prompt_uid", "group_status",
+    "staleness", "reward", "advantage",
+)  # fmt: skip
+#: Columns of the token, and the list columns that they come from.
+_OWN = {
+    "token_id": "token_ids", "loss_mask": "loss_mask", "logprob": "logprobs",
+    "token_version": "token_versions", "token_reward": "token_rewards",
+}  # fmt: skip
 
 
 def tokens(
@@ -86,11 +96,11 @@ def tokens(
     which.check(url)
     if kind == "episode":
         return episode_rows(url, which, wanted, skip)
-    shown = token_schema(wanted)
+    shown = _token_schema(wanted)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in episode_rows(url, which, wanted, skip).reader():
-            yield batch_of_tokens(shown, batch)
+            yield _batch_of_tokens(shown, batch)
 
     return Rows(shown, batches)
 
@@ -190,6 +200,73 @@ def _by_group(rows: Iterable[Facts]) -> dict[int, list[Facts]]:
     for row in rows:
         found.setdefault(row["group_id"], []).append(row)
     return found
+
+
+def _token_schema(episodes: pa.Schema) -> pa.Schema:
+    """Return the schema of rows of tokens, given the schema of rows of episodes."""
+    fields = [_shared(episodes.field(name)) for name in _SHARED]
+    fields += [pa.field("token_index", pa.int64()), pa.field("is_prompt", pa.bool_())]
+    fields += [pa.field(own, episodes.field(name).type.value_type) for own, name in _OWN.items()]
+    return pa.schema([*fields, *(pa.field(one.name, one.type.value_type)
+                                 for one in extra_fields(episodes))])  # fmt: skip
+
+
+def _batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBatch:
+    """Return one row for each token of the episodes of a batch.
+
+    Raises:
+        InvalidInputError: A requested extra does not have one number for each token.
+    """
+    lengths = episodes["num_tokens"].to_numpy()
+    parents = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.cumsum(lengths) - lengths
+    index = np.arange(len(parents)) - starts[parents]
+    columns: list[pa.Array] = []
+    for name in _SHARED:
+        column = episodes[name]
+        if pa.types.is_string(column.type):
+            column = column.dictionary_encode()
+        columns.append(column.take(pa.array(parents)))
+    columns += [pa.array(index), pa.array(_is_prompt(episodes))]
+    for name in (*_OWN.values(), *(one.name for one in extra_fields(episodes.schema))):
+        column = episodes[name]
+        sizes = pc.list_value_length(column)
+        if pc.any(pc.not_equal(sizes, pa.array(lengths, sizes.type))).as_py():
+            expected = "extras with one number for each token"
+            raise InvalidInputError("extras", expected, f"{name!r}, of another shape")
+        columns.append(_spread(column, parents))
+    versions = schema.get_field_index("token_version")
+    of_episodes = episodes["policy_version"].take(pa.array(parents)).cast(pa.int32())
+    columns[versions] = pc.coalesce(columns[versions], of_episodes)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_prompt(episodes: pa.RecordBatch) -> np.ndarray:
+    """Return for each token whether it is in the prompt of its turn, or of its episode."""
+    turns = episodes["turns"]
+    counts = pc.fill_null(pc.list_value_length(turns), 0).to_numpy(zero_copy_only=False)
+    num_turns = counts.clip(1)
+    of_turns = np.repeat(counts > 0, num_turns)
+    sizes, contexts = (
+        np.repeat(episodes[name].to_numpy(), num_turns) for name in ("num_tokens", "prompt_length")
+    )
+    sizes[of_turns] = turns.flatten().field("num_tokens").to_numpy(zero_copy_only=False)
+    contexts[of_turns] = turns.flatten().field("prompt_length").to_numpy(zero_copy_only=False)
+    starts = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) < np.repeat(starts + contexts, sizes)
+
+
+def _shared(field: pa.Field) -> pa.Field:
+    if pa.types.is_string(field.type):
+        return pa.field(field.name, pa.dictionary(pa.int32(), pa.string()))
+    return field
+
+
+def _spread(column: pa.Array, parents: np.ndarray) -> pa.Array:
+    """Return the values of lists, null for each token of an episode without a list."""
+    present = column.is_valid().to_numpy(zero_copy_only=False)[parents]
+    indexes = np.cumsum(present) - 1
+    return column.flatten().take(pa.array(indexes, mask=~present))
 
 
 def scan_group_sizes(condition: ColumnElement[bool]) -> Scan:

@@ -181,14 +181,9 @@ class Payloads:
             StoreClosedError: The store was closed.
         """
         await self._row(end)
-        pruning = Pruning(
-            self.database,
-            await self._located(end),
-            end,
-            dry_run=dry_run,
-            min_age=min_age,
-            progress=progress,
-        )
+        payload_store = await self._located(end)
+        report = PruneReport(dry_run=dry_run)
+        pruning = Pruning(self.database, payload_store, end, report, min_age, progress)
         async with self._call():
             return await pruning.run()
 
@@ -339,7 +334,9 @@ class Payloads:
         """
         try:
             payload_store = await self._located(end_in(allowance()))
-            pruning = Pruning(self.database, payload_store, end_in(BULK_SECONDS))
+            pruning = Pruning(
+                self.database, payload_store, end_in(BULK_SECONDS), PruneReport(dry_run=False)
+            )
             await pruning.remove_marked()
             await pruning.compact(self._damaged)
         except ReplayDBError as error:

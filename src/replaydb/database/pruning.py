@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -37,29 +37,25 @@ _PAGE: Final = 500
 _ALL: Final = 10_000_000
 
 
+@dataclass
 class Pruning:
     """One run of pruning.
 
     Attributes:
-        report: The findings so far.
+        database: The database.
+        payload_store: The payload store.
+        end: Deadline of the run.
+        report: The findings so far, and whether anything is removed.
+        min_age: Minimum age of orphans, in seconds.
+        progress: Called with the findings so far.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        payload_store: PayloadStore,
-        end: float,
-        *,
-        dry_run: bool = False,
-        min_age: float = 0.0,
-        progress: Callable[[PruneReport], object] | None = None,
-    ) -> None:
-        self.report = PruneReport(dry_run)
-        self._database = database
-        self._payload_store = payload_store
-        self._min_age = timedelta(seconds=min_age)
-        self._end = end
-        self._progress = progress
+    database: Database
+    payload_store: PayloadStore
+    end: float
+    report: PruneReport
+    min_age: float = 0.0
+    progress: Callable[[PruneReport], object] | None = None
 
     async def run(self) -> PruneReport:
         """Find unreferenced data, and remove it unless this is a dry run.
@@ -70,9 +66,9 @@ class Pruning:
             PayloadsReadOnlyError: Another instance of the database owns the packs.
         """
         if self.report.dry_run:
-            marker = await self._payload_store.check(self._end)
-            instance = await self._read(self._database.backend.administration.instance)
-            if (refused := self._payload_store.refusal(marker, instance)) is not None:
+            marker = await self.payload_store.check(self.end)
+            instance = await self._read(self.database.backend.administration.instance)
+            if (refused := self.payload_store.refusal(marker, instance)) is not None:
                 self.report = replace(self.report, refused=str(refused))
         now = await self._read(lambda session: session.now())
         total = await self._read(lambda session: packs.removable_total(session, now))
@@ -81,7 +77,7 @@ class Pruning:
             await self.remove_marked()
         await self._mark_unmarked(now)
         page: list[Listed] = []
-        async for each in self._payload_store.listed(end=self._end):
+        async for each in self.payload_store.listed(end=self.end):
             page.append(each)
             if len(page) == _PAGE:
                 await self._prune_orphans(page, now)
@@ -104,12 +100,12 @@ class Pruning:
             return packs.begin_removal(session, ids, session.now())
 
         # Even if nothing can be removed: a standby that was promoted becomes the owner here.
-        await self._payload_store.claim(self._end)
+        await self.payload_store.claim(self.end)
         while ids := await self._read(find):
             removing = await self._write(begin_removal)
             if not removing:
                 break
-            await self._payload_store.remove(removing.values(), end=self._end)
+            await self.payload_store.remove(removing.values(), end=self.end)
             await self._write(partial(packs.delete_rows, ids=removing.keys()))
 
     async def _mark_unmarked(self, now: datetime) -> None:
@@ -126,13 +122,13 @@ class Pruning:
         orphans = {
             each.name: each.num_bytes
             for each in page
-            if each.name not in known and now - each.modified >= self._min_age
+            if each.name not in known and now - each.modified >= timedelta(seconds=self.min_age)
         }
 
         if orphans and not self.report.dry_run:
             claim = partial(packs.claim_orphans, names=orphans.keys(), now=now)
             claimed = await self._write(claim)
-            await self._payload_store.remove(claimed.values(), end=self._end)
+            await self.payload_store.remove(claimed.values(), end=self.end)
         self._found(
             num_packs=len(page),
             num_bytes=sum(each.num_bytes for each in page),
@@ -166,7 +162,7 @@ class Pruning:
                 Range(name, one.pack_offset, one.pack_length, one.checksum) for one in several
             ]
             parts: list[memoryview] = []
-            for part in await self._payload_store.read(ranges, end=self._end):
+            for part in await self.payload_store.read(ranges, end=self.end):
                 if isinstance(part, PackDamage):
                     logger.warning("pack %s is damaged and is not compacted", name)
                     self._found(num_damaged=1)
@@ -180,9 +176,9 @@ class Pruning:
 
     async def _copy(self, pack_id: int, members: Sequence[Any], parts: Sequence[memoryview]) -> int:
         """Write parts to a new pack, and let their rows refer to it. Returns its size, or 0."""
-        new = self._payload_store.new_name()
+        new = self.payload_store.new_name()
         # Flushed whatever the durability of puts: the old pack is on the disk, and will be removed.
-        offsets = await self._payload_store.write(new, parts, sync=True, end=self._end)
+        offsets = await self.payload_store.write(new, parts, sync=True, end=self.end)
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.pack_offset for one in members), offsets, strict=True))
 
@@ -193,14 +189,14 @@ class Pruning:
         return size if await self._write(repoint) else 0
 
     async def _read(self, work: Callable[[Session], T]) -> T:
-        return await self._database.read(work, end=self._end)
+        return await self.database.read(work, end=self.end)
 
     async def _write(self, work: Callable[[Session], T]) -> T:
-        return await self._database.write(work, end=self._end)
+        return await self.database.write(work, end=self.end)
 
     def _found(self, **more: int) -> None:
         """Add to the findings, and report them to `progress`."""
         counted = {name: getattr(self.report, name) + count for name, count in more.items()}
         self.report = replace(self.report, **counted)
-        if self._progress is not None:
-            self._progress(self.report)
+        if self.progress is not None:
+            self.progress(self.report)

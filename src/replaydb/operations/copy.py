@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sqlalchemy import URL
@@ -145,19 +145,13 @@ async def _opened(backend: Backend) -> AsyncIterator[Payloads]:
         await payloads.close(end)
 
 
+@dataclass
 class _Copying:
-    def __init__(
-        self,
-        source: Payloads,
-        target: Payloads,
-        mark: str,
-        progress: Callable[[CopyReport], object] | None,
-    ) -> None:
-        self.report = CopyReport()
-        self._source = source
-        self._target = target
-        self._mark = mark
-        self._progress = progress
+    source: Payloads
+    target: Payloads
+    mark: str
+    progress: Callable[[CopyReport], object] | None
+    report: CopyReport = field(default_factory=CopyReport)
 
     async def run(self, *, finish: bool) -> None:
         damaged: dict[int, str] = {}
@@ -165,7 +159,7 @@ class _Copying:
         again = True
         while again:
             before, previous, began = damaged, seconds, time.monotonic()
-            async with self._source.database.snapshot(end_in(PASS_SECONDS)) as snapshot:
+            async with self.source.database.snapshot(end_in(PASS_SECONDS)) as snapshot:
                 self.update_report(num_passes=1)
                 damaged = await self._pass(snapshot)
                 seconds = time.monotonic() - began
@@ -182,7 +176,7 @@ class _Copying:
         """Make the target equal to a snapshot. Returns reasons of damaged payloads by group id."""
         total = await snapshot.read(lambda session: row_differences.count(session, episode_group))
         self.report = replace(self.report, num_groups=total, num_seen=0)
-        outside = await self._target.database.read(payload_location.payload_store) is not None
+        outside = await self.target.database.read(payload_location.payload_store) is not None
         damaged: dict[int, str] = {}
         for family in families():
             async for seen, differences in self._compared(family, snapshot.read):
@@ -205,7 +199,7 @@ class _Copying:
             def page(session: Session, after: int = after) -> list[Values]:
                 return row_differences.roots(session, family.root, after, PAGE)
 
-            wanted, found = await read(page), await self._target.database.read(page)
+            wanted, found = await read(page), await self.target.database.read(page)
             # Compare up to the id that both pages reach.
             last = min(most, *(some[-1][0] for some in (wanted, found) if len(some) == PAGE), most)
             wanted, found = ([row for row in some if row[0] <= last] for some in (wanted, found))
@@ -217,7 +211,7 @@ class _Copying:
                     row_differences.children(session, one, after, last) for one in family.children
                 ]
 
-            ours, theirs = await read(children), await self._target.database.read(children)
+            ours, theirs = await read(children), await self.target.database.read(children)
             differences = [row_differences.compare(family.root, wanted, found)]
             for one, our_rows, their_rows in zip(family.children, ours, theirs, strict=True):
                 differences.append(row_differences.compare(one, our_rows, their_rows))
@@ -232,10 +226,10 @@ class _Copying:
 
     async def _write(self, work: Work[None], end: float | None = None) -> None:
         """Write to the target; raise `SchemaError` if another copy into it has begun."""
-        database = self._target.database
+        database = self.target.database
 
         def ours(session: Session) -> None:
-            copying.check_copy(database.backend, session, self._mark)
+            copying.check_copy(database.backend, session, self.mark)
             work(session)
 
         await database.write(ours, end=end)
@@ -246,7 +240,7 @@ class _Copying:
         """Copy payloads to the target. Returns reasons of damaged ones by group id."""
         damaged: dict[int, str] = {}
         for batch in batches(wanted):
-            fetched = await fetch(read, self._source, batch)
+            fetched = await fetch(read, self.source, batch)
             damaged |= {group_id: why for (group_id, _), why in fetched.damaged.items()}
             if fetched.sound:
                 await self._store(fetched.sound, outside=outside)
@@ -259,7 +253,7 @@ class _Copying:
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
         if outside:
-            await self._target.put(records, end)
+            await self.target.put(records, end)
 
         def insert(session: Session) -> None:
             packs.enter(session, records)
@@ -274,7 +268,7 @@ class _Copying:
 
     async def _finish(self, snapshot: Snapshot) -> None:
         """Set sequences, pack counters and grace period; then check that no row differs."""
-        source, target = self._source.database.backend, self._target.database.backend
+        source, target = self.source.database.backend, self.target.database.backend
         ids = await snapshot.read(lambda session: sequences.positions(source, session))
         location = await snapshot.read(payload_location.payload_store)
 
@@ -291,7 +285,7 @@ class _Copying:
                     if one.num_rows:
                         shown = f"{one.num_rows} rows of {one.table.name} differ"
                         raise DatabaseError(f"{target.shown}: after the copy, {shown}; copy again")
-        behind = await self._target.database.read(
+        behind = await self.target.database.read(
             lambda session: sequences.behind(target, session, ids)
         )
         if behind:
@@ -305,11 +299,11 @@ class _Copying:
             CorruptPayloadError: Some are damaged or missing. Damaged ones were deleted from the
                 target, so that the next copy writes them again.
         """
-        expected = await self._target.database.read(
+        expected = await self.target.database.read(
             lambda session: row_differences.count(session, payload)
         )
         damaged: list[Values] = []
-        async for fetched in every_payload(self._target):
+        async for fetched in every_payload(self.target):
             damaged += fetched.damaged
             self.update_report(num_checked=len(fetched.sound))
         if self.report.num_checked == expected:
@@ -329,8 +323,8 @@ class _Copying:
         """Add counts to the report and call `progress`."""
         counted = {name: getattr(self.report, name) + number for name, number in more.items()}
         self.report = replace(self.report, is_finished=is_finished, **counted)
-        if self._progress is not None:
-            self._progress(self.report)
+        if self.progress is not None:
+            self.progress(self.report)
 
 
 def _reasons(damaged: Mapping[int, str]) -> str:

@@ -40,24 +40,20 @@ class Rates:
 
 
 def followed(
-    snapshots: deque[BufferSnapshot], last: BufferSnapshot, seconds: float = RATE_SECONDS
+    snapshots: deque[BufferSnapshot], last: BufferSnapshot, window: float = RATE_SECONDS
 ) -> dict[str, Rates]:
-    """Add a snapshot and return the rates of every task over the last `seconds`.
+    """Add a snapshot and return the rates of every task over the last `window` seconds.
 
     Args:
-        snapshots: Earlier snapshots, oldest first. Those older than `seconds` are removed, and
+        snapshots: Earlier snapshots, oldest first. Those older than `window` are removed, and
             `last` is added.
         last: The newest snapshot.
-        seconds: Time window of the rates.
+        window: Time window of the rates, in seconds.
     """
-    while snapshots and snapshots[0].at < last.at - seconds:
+    while snapshots and snapshots[0].at < last.at - window:
         snapshots.popleft()
     snapshots.append(last)
-    return rates(snapshots[0], last)
-
-
-def rates(first: BufferSnapshot, last: BufferSnapshot) -> dict[str, Rates]:
-    """Return the rates of every task between two snapshots."""
+    first = snapshots[0]
     seconds = last.at - first.at
     if seconds <= 0:
         return {task.task_name: Rates(None, None) for task in last.stats.tasks}
