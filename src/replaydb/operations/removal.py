@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from operator import methodcaller
@@ -289,12 +289,12 @@ class _Deletion:
             with buffer_locked(session, scope_of(self.database, row)) as buffer:
                 begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
-                still = replace(which, ids=ids)
+                still = which._replace(ids=ids)
                 removal, _ = _measured(session, still)
                 transitions.delete(buffer, still.condition, "deleted")
                 return removal, time.perf_counter() - begun
 
-        condition = replace(which, by_id=True).condition
+        condition = which._replace(by_id=True).condition
         await self._in_steps(group.id, condition, last, expected, delete)
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:

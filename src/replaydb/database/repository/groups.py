@@ -18,6 +18,7 @@ from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import select_buffer
 from replaydb.database.statements.episode_group import (
+    SHOWN,
     count_groups,
     select_ids,
     select_known_uids,
@@ -27,40 +28,18 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.payload import select_payloads
 from replaydb.database.statements.selections import comparable_runs, selection
 from replaydb.database.statements.statistics import select_by_status, select_task_counters
-from replaydb.database.tables.expressions import among, as_stored
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.tables.schema import episode, episode_group, group, transcript
 from replaydb.database.tables.staleness import current_staleness, staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
-_FACTS = (
-    group.id,
-    group.run_id,
-    group.group_uid,
-    group.prompt_uid,
-    group.task_name,
-    group.group_status,
-    group.leased_from,
-    current_staleness().label("staleness"),
-    group.comparable_version,
-    group.priority,
-    group.num_episodes,
-    group.expected_episodes,
-    group.num_tokens,
-    group.num_bytes,
-    group.times_sampled,
-    group.attempts,
-    group.has_transcript,
-    as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
-    group.status_reason,
-    group.created_at,
-    group.completed_at,
-    group.first_sampled_at,
-    group.last_sampled_at,
-    group.archived_at,
-    group.times_replaced,
-)
+#: Columns that are not read with the episodes, from which most of them follow.
+_NOT_LOADED = {
+    *("min_policy_version", "max_policy_version", "min_episodes", "deadline", "lease_id"),
+    *("reward_mean", "reward_std", "reward_min", "reward_max", "run_name"),
+}
 
 
 def stats(session: Session, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
@@ -276,7 +255,8 @@ def count_groups_in_flight(
 @prepared
 def select_facts(buffer_id: Any, ids: Any) -> Select[Any]:
     """Select the rows of groups, without payloads, by id."""
-    return select(*_FACTS).where(selection(buffer_id, ids=ids))
+    loaded = (column for column in SHOWN if column.key not in _NOT_LOADED)
+    return select(*loaded).where(selection(buffer_id, ids=ids))
 
 
 @prepared

@@ -17,7 +17,7 @@ from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among, bytewise, total
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
 from replaydb.database.tables.schema import cursor as cursor_table
-from replaydb.database.tables.views import IS_SAME, as_drawn, times_sampled
+from replaydb.database.tables.views import COPIED, IS_SAME, as_drawn, times_sampled
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawInfo, DrawOutcome, PromptInfo
 from replaydb.errors import CorruptPayloadError
@@ -25,11 +25,6 @@ from replaydb.errors import CorruptPayloadError
 _OUTCOMES = frozenset(DrawOutcome)
 
 _drawn = draw_group.c
-#: Columns of drawn groups that are not copied from the group.
-_OF_DRAW = (
-    *("draw_id", "position", "group_id", "probability", "weight", "staleness"),
-    *("outcome", "outcome_reason", "outcome_at", "times_replaced"),
-)
 
 
 def record(
@@ -121,16 +116,7 @@ def steps(session: Session, buffer_id: int, **which: Any) -> list[int]:
 
 def find_draw(session: Session, buffer_id: int, draw_id: int) -> DrawInfo | None:
     """Return one draw of a buffer; None if it is not recorded."""
-    found = draws(
-        session,
-        buffer_id,
-        draw_id=draw_id,
-        step=None,
-        runs=None,
-        group_id=None,
-        before=None,
-        limit=1,
-    )
+    found = draws(session, buffer_id, draw_id=draw_id, limit=1)
     return found[0] if found else None
 
 
@@ -196,11 +182,11 @@ def mark_drawn_lost(draw_id: int, ids: Sequence[int], reason: str, now: datetime
 def select_draws(
     buffer_id: int,
     *,
-    draw_id: int | None,
-    step: int | None,
-    runs: Sequence[str] | None,
-    group_id: int | None,
-    before: int | None,
+    draw_id: int | None = None,
+    step: int | None = None,
+    runs: Sequence[str] | None = None,
+    group_id: int | None = None,
+    before: int | None = None,
     limit: int,
 ) -> Select[Any]:
     """Select draws of a buffer, newest first."""
@@ -246,11 +232,10 @@ def select_steps(
 def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
     """Select the groups of draws as they were drawn, in the order of each batch."""
     putter = run.alias("putter")
+    of_draw = (column for column in _drawn if column.key not in COPIED)
     of_group = map(as_drawn, ("task_name", "prompt_uid", "reward_mean", "min_policy_version"))
     return (
-        select(
-            *(_drawn[name] for name in _OF_DRAW), *of_group, putter.c.name.label("group_run_name")
-        )
+        select(*of_draw, *of_group, putter.c.name.label("group_run_name"))
         .outerjoin_from(draw_group, episode_group, IS_SAME)
         .outerjoin(putter, putter.c.id == func.coalesce(group.run_id, _drawn.group_run_id))
         .where(among(draw_group.c.draw_id, draw_ids))

@@ -7,18 +7,10 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Label,
-    Select,
-    Subquery,
-    case,
-    func,
-    literal,
-    select,
-)
+from sqlalchemy import ColumnElement, Label, Select, Subquery, case, func, literal, select
 
 from replaydb.database.repository import buffers
+from replaydb.database.repository.capacity import UNSAMPLABLE
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import select_buffer
@@ -36,9 +28,6 @@ from replaydb.domain.episodes import GroupStatus
 
 _Rows = Sequence[Mapping[str, Any]]
 
-#: Statuses of groups that were generated but will not be trained on.
-_DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
-
 #: Sums of ages are computed from this time on, so that they do not depend on the current time.
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -54,7 +43,6 @@ def collect(
     """Return the metrics of a buffer by name; `docs/training.md` lists them.
 
     Args:
-        backend: Backend of the database.
         session: A snapshot.
         buffer_id: Id of the buffer.
         buffer_name: Name of the buffer.
@@ -119,7 +107,7 @@ def _generated(rows: _Rows) -> dict[str, Any]:
 def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
     unarchived = [row for row in rows if row["group_status"] != GroupStatus.ARCHIVED]
     completed = [row for row in rows if row["group_status"] == GroupStatus.COMPLETED]
-    dropped = [row for row in rows if row["group_status"] in _DROPPED]
+    dropped = [row for row in rows if row["group_status"] in UNSAMPLABLE]
     total = _sum(rows, "num_groups")
     numbers = {
         "buffer/episodes": _sum(unarchived, "num_episodes"),

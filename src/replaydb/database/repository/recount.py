@@ -170,13 +170,8 @@ def select_derived(ids: Any) -> Select[Any]:
         group.task_name,
         group.priority,
         group.weight,
-        group.reward_mean,
-        group.reward_std,
-        group.reward_min,
-        group.reward_max,
-        group.min_policy_version,
-        group.max_policy_version,
         group.comparable_version,
+        *(group[name] for name in _OF_EPISODES),
     )
     return select(*columns).where(among(group.id, ids))
 

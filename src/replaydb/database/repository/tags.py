@@ -182,7 +182,7 @@ def narrowed(session: Session, cached: BufferRow, which: Selection) -> ColumnEle
     """Return the condition of a selection, by ids if an index shows that there are few groups."""
     if which.ids is None and which.uids is None:
         ids = look_up_in_snapshot(session, cached, which.where, MAX_LOOKUPS)
-        return replace(which, ids=ids).condition
+        return which._replace(ids=ids).condition
     return which.condition
 
 

@@ -30,6 +30,7 @@ from replaydb.database.statements.selections import of_tasks, selection
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
 from replaydb.database.tables.staleness import LIVE, staleness_of
+from replaydb.database.tables.views import COPIED, IS_SAME
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 
@@ -256,18 +257,9 @@ def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime)
 
 def keep_drawn(condition: ColumnElement[bool]) -> Update:
     """Copy what was drawn of groups that meet a condition to their draws, before it is replaced."""
-    is_current = (_drawn.group_id == group.id) & (_drawn.times_replaced == group.times_replaced)
-    values = {
-        _drawn.group_run_id: group.run_id,
-        _drawn.task_name: group.task_name,
-        _drawn.prompt_uid: group.prompt_uid,
-        _drawn.reward_mean: group.reward_mean,
-        _drawn.reward_std: group.reward_std,
-        _drawn.min_policy_version: group.min_policy_version,
-        _drawn.max_policy_version: group.max_policy_version,
-        _drawn.num_tokens: group.num_tokens,
-    }
-    return update(draw_group).where(condition, is_current).values(values)
+    values = {_drawn[name]: group[name] for name in COPIED}
+    values[_drawn.group_run_id] = group.run_id
+    return update(draw_group).where(condition, IS_SAME).values(values)
 
 
 @prepared

@@ -7,19 +7,24 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Update, bindparam, func, select, update
 
+from replaydb.database.filters.group_columns import COLUMNS
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.selections import selection
 from replaydb.database.tables.expressions import among, as_stored, total
 from replaydb.database.tables.schema import episode_group, group, run
 from replaydb.database.tables.staleness import IS_LIVE, current_staleness, staleness_of
 
+_COMPUTED = {
+    "staleness": current_staleness().label("staleness"),
+    "tags": as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
+}
 #: Columns of a group that scheduling uses.
 SCALARS = (
     group.id,
     group.task_name,
     group.group_status,
     group.leased_from,
-    current_staleness().label("staleness"),
+    _COMPUTED["staleness"],
     group.comparable_version,
     (group.max_policy_version - group.min_policy_version).label("version_span"),
     group.priority,
@@ -35,43 +40,10 @@ SCALARS = (
     group.times_replaced,
 )
 
-#: Columns of a group that users can see.
+#: Columns of a group that users can see: those of `replaydb.col`, and the name of the run.
 SHOWN: tuple[ColumnElement[Any], ...] = (
-    group.id,
-    group.group_uid,
-    group.prompt_uid,
-    group.task_name,
-    group.group_status,
-    group.status_reason,
-    group.run_id,
+    *(_COMPUTED.get(name, column) for name, column in COLUMNS.items()),
     run.c.name.label("run_name"),
-    group.priority,
-    current_staleness().label("staleness"),
-    group.min_policy_version,
-    group.max_policy_version,
-    group.comparable_version,
-    group.num_episodes,
-    group.expected_episodes,
-    group.min_episodes,
-    group.deadline,
-    group.num_tokens,
-    group.num_bytes,
-    group.has_transcript,
-    group.reward_mean,
-    group.reward_std,
-    group.reward_min,
-    group.reward_max,
-    group.times_sampled,
-    group.times_replaced,
-    group.attempts,
-    group.lease_id,
-    group.leased_from,
-    as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
-    group.created_at,
-    group.completed_at,
-    group.first_sampled_at,
-    group.last_sampled_at,
-    group.archived_at,
 )
 
 

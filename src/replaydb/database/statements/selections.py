@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, select
 
@@ -11,8 +11,7 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IDLE, group, run
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The groups of a buffer that meet every condition given.
 
     `by_id`: their ids or a range of ids are known, and no index of buffers is to be read instead.
@@ -29,15 +28,7 @@ class Selection:
     @property
     def condition(self) -> ColumnElement[bool]:
         """All conditions as one."""
-        return selection(
-            self.buffer_id,
-            ids=self.ids,
-            uids=self.uids,
-            tasks=self.tasks,
-            statuses=self.statuses,
-            where=self.where,
-            by_id=self.by_id,
-        )
+        return selection(**self._asdict())
 
 
 def selection(

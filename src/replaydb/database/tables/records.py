@@ -30,16 +30,7 @@ DECODE_INLINE_BYTES = 256 << 10
 Facts = Mapping[Any, Any]
 
 #: Statuses that `put` and `update` may set. `open_group` and `lease` set the others.
-PUTTABLE = frozenset(
-    {
-        GroupStatus.COMPLETED,
-        GroupStatus.ABORTED,
-        GroupStatus.EXPIRED,
-        GroupStatus.FAILED,
-        GroupStatus.FILTERED,
-        GroupStatus.ARCHIVED,
-    }
-)
+PUTTABLE = frozenset(GroupStatus) - {GroupStatus.PENDING, GroupStatus.LEASED}
 
 #: Values that a column of statuses may have.
 STATUSES = frozenset(GroupStatus)

@@ -199,37 +199,34 @@ episode_group = Table(
     postgresql_with={"fillfactor": 70},
 )
 
+#: Short name for the columns that most statements use.
+group = episode_group.c
 
 #: Statuses of groups that are not leased and can be drawn, expire or be evicted.
 IDLE = (GroupStatus.COMPLETED, GroupStatus.ABORTED)
 #: Literals instead of bound parameters: a planner uses a partial index only if it sees the values.
-IS_IDLE = episode_group.c.group_status.in_([literal_column(repr(status.value)) for status in IDLE])
+IS_IDLE = group.group_status.in_([literal_column(repr(status.value)) for status in IDLE])
 
 
-def _scheduling_index(name: str, *keys: str, where: ColumnElement[bool] | None = None) -> None:
-    """Define an index that matches both the WHERE and the ORDER BY of one kind of draw."""
-    columns = ["buffer_id", "task_name", "group_status", *keys, "id"]
-    Index(
-        f"ix_episode_group_{name}",
-        *(episode_group.c[column] for column in columns),
-        sqlite_where=where,
-        postgresql_where=where,
-    )
+def _index(name: str, *columns: ColumnElement[Any], where: ColumnElement[bool]) -> None:
+    """Define an index of the rows that meet a condition."""
+    Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-_scheduling_index("arrival")
-# Leased and archived groups are in none of these: a lease removes them, and an ack adds none.
-_scheduling_index("priority", "priority", where=IS_IDLE)
-_scheduling_index("uniform_key", "uniform_key", where=IS_IDLE)
-_scheduling_index("priority_key", "priority_key", where=IS_IDLE)
-_scheduling_index("comparable_version", "comparable_version", where=IS_IDLE)
-_scheduling_index("times_sampled", "times_sampled", where=IS_IDLE)
+def _scheduling_index(key: str, where: ColumnElement[bool] = IS_IDLE) -> None:
+    """Define an index that matches both the WHERE and the ORDER BY of one kind of draw.
+
+    Leased and archived groups are in none of these: a lease removes them, and an ack adds none.
+    """
+    columns = (group[name] for name in ("buffer_id", "task_name", "group_status", key, "id"))
+    _index(f"ix_episode_group_{key}", *columns, where=where)
+
+
+Index("ix_episode_group_arrival", group.buffer_id, group.task_name, group.group_status, group.id)
+for _key in ("priority", "uniform_key", "priority_key", "comparable_version", "times_sampled"):
+    _scheduling_index(_key)
 # Groups that were never drawn are not in this one: most queues draw a group once.
-_scheduling_index(
-    "last_sampled_at",
-    "last_sampled_at",
-    where=IS_IDLE & episode_group.c.last_sampled_at.is_not(None),
-)
+_scheduling_index("last_sampled_at", IS_IDLE & group.last_sampled_at.is_not(None))
 # BRIN on PostgreSQL: after an advance, this column is rewritten in every live row. A BRIN index,
 # unlike a B-tree, allows such updates to be heap-only (HOT).
 Index(
@@ -239,18 +236,12 @@ Index(
     postgresql_using="brin",
 )
 Index("ix_episode_group_prompt_uid", episode_group.c.buffer_id, episode_group.c.prompt_uid)
-Index(
-    "ix_episode_group_lease_id",
-    episode_group.c.lease_id,
-    sqlite_where=episode_group.c.lease_id.is_not(None),
-    postgresql_where=episode_group.c.lease_id.is_not(None),
-)
-Index(
+_index("ix_episode_group_lease_id", group.lease_id, where=group.lease_id.is_not(None))
+_index(
     "ix_episode_group_deadline",
-    episode_group.c.buffer_id,
-    episode_group.c.deadline,
-    sqlite_where=episode_group.c.deadline.is_not(None),
-    postgresql_where=episode_group.c.deadline.is_not(None),
+    group.buffer_id,
+    group.deadline,
+    where=group.deadline.is_not(None),
 )
 
 
@@ -331,25 +322,14 @@ pack = Table(
     Column("removing", Boolean, nullable=False),
     sqlite_autoincrement=True,
 )
-Index(
-    "ix_pack_condemned_at",
-    pack.c.condemned_at,
-    sqlite_where=pack.c.condemned_at.is_not(None),
-    postgresql_where=pack.c.condemned_at.is_not(None),
-)
+_index("ix_pack_condemned_at", pack.c.condemned_at, where=pack.c.condemned_at.is_not(None))
 
 # A pack is compacted if at most half of its bytes are live. With literals, and the column on the
 # left, so that planners recognize the condition of the index.
 is_mostly_dead = (pack.c.live_parts > literal_column("0")) & (
     pack.c.num_bytes >= literal_column("2") * pack.c.live_bytes
 )
-Index(
-    "ix_pack_mostly_dead",
-    pack.c.live_bytes,
-    pack.c.id,
-    sqlite_where=is_mostly_dead,
-    postgresql_where=is_mostly_dead,
-)
+_index("ix_pack_mostly_dead", pack.c.live_bytes, pack.c.id, where=is_mostly_dead)
 
 # Autovacuum does not pause between the pages of these tables (0: no delay), because their deleted
 # rows can grow faster than a vacuum with pauses removes them.
@@ -379,12 +359,7 @@ payload = Table(
     ),
     postgresql_with=_VACUUM_AT_ONCE,
 )
-Index(
-    "ix_payload_pack_id",
-    payload.c.pack_id,
-    sqlite_where=payload.c.pack_id.is_not(None),
-    postgresql_where=payload.c.pack_id.is_not(None),
-)
+_index("ix_payload_pack_id", payload.c.pack_id, where=payload.c.pack_id.is_not(None))
 
 transcript = Table(
     "transcript",
@@ -448,12 +423,7 @@ draw_group = Table(
 #: A literal, for the same reason as in `IS_IDLE`.
 IS_LEASED = draw_group.c.outcome == literal_column(repr(DrawOutcome.LEASED.value))
 # With this index an ack reads only its own rows, however often the groups were drawn before.
-Index(
-    "ix_draw_group_leased",
-    draw_group.c.group_id,
-    sqlite_where=IS_LEASED,
-    postgresql_where=IS_LEASED,
-)
+_index("ix_draw_group_leased", draw_group.c.group_id, where=IS_LEASED)
 
 # Changes of a buffer's policy version or lineage.
 policy_change = Table(
@@ -494,9 +464,6 @@ commit_proof = Table(
 GENERATED: tuple[Table, ...] = tuple(
     one for one in metadata.sorted_tables if one.autoincrement_column is not None
 )
-
-#: Short name for the columns that most statements use.
-group = episode_group.c
 
 
 def own_tables() -> dict[str, Table]:

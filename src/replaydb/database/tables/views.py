@@ -52,6 +52,13 @@ IS_SAME = (_group.id == draw_group.c.group_id) & (
 )
 
 
+#: Columns of drawn groups that are copied from a group when it is replaced, and NULL before.
+COPIED = (
+    *("task_name", "prompt_uid", "num_tokens", "reward_mean", "reward_std"),
+    *("min_policy_version", "max_policy_version"),
+)
+
+
 def as_drawn(name: str) -> Label[Any]:
     """Return a column of a drawn group with the content that was drawn.
 
