@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, and_
+from sqlalchemy import ColumnElement, and_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BooleanClauseList, Grouping
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.operators import OperatorType
 
-from replaydb.database.tables.expressions import among
+from replaydb.database.tables.expressions import Condition, among
 from replaydb.database.tables.schema import group_tag
 
 #: Number of characters of a text that are in the index.
@@ -42,20 +40,12 @@ class Lookup:
     condition: ColumnElement[bool]
 
 
-class tag_condition(FunctionElement[bool]):
+class tag_condition(Condition):
     """A condition on a tag with the index lookup for it. It compiles to the condition alone."""
-
-    name = "tag_condition"
-    type = Boolean()
-    inherit_cache = True
 
     def __init__(self, condition: ColumnElement[bool], lookup: Lookup) -> None:
         super().__init__(condition)
         self.lookup = lookup
-
-    def self_group(self, against: OperatorType | None = None) -> Self:
-        """Return self: it compiles with parentheses."""
-        return self
 
 
 @compiles(tag_condition)

@@ -109,7 +109,7 @@ def find_or_add_run(
 
 def find(session: Session, name: str) -> BufferRow | None:
     """Return the buffer of this name; None if it does not exist."""
-    rows = session.run(select_buffer_named(name))
+    rows = session.run(BUFFER_ROWS.where(buffer.c.name == name))
     return BufferRow.of(rows[0]) if rows else None
 
 
@@ -172,7 +172,8 @@ def save_limits(session: Session, state: BufferRow) -> None:
 
 def task_names(session: Session, buffer_id: int) -> list[str]:
     """Return the names of the tasks of a buffer."""
-    return [row.task_name for row in session.run(select_task_names(buffer_id))]
+    names = select(task.c.task_name).where(task.c.buffer_id == buffer_id)
+    return [row.task_name for row in session.run(names)]
 
 
 #: Columns of a new task that have no default: its clocks and counters are 0.
@@ -214,7 +215,8 @@ def available(session: Session, buffer_id: int) -> dict[str, int]:
 
 def buffer_names(session: Session) -> list[str]:
     """Return the names of all buffers, sorted."""
-    return [row.name for row in session.run(select_buffer_names())]
+    names = select(buffer.c.name).order_by(bytewise(buffer.c.name))
+    return [row.name for row in session.run(names)]
 
 
 def all_buffers(session: Session) -> list[BufferInfo]:
@@ -234,18 +236,8 @@ def all_buffers(session: Session) -> list[BufferInfo]:
 
 def all_runs(session: Session) -> list[RunInfo]:
     """Return all runs, oldest first."""
-    rows = session.run(select_runs())
+    rows = session.run(select(run).order_by(run.c.id))
     return [RunInfo(**row._asdict()) for row in rows]
-
-
-def select_runs() -> Select[Any]:
-    """Select all runs, oldest first."""
-    return select(run).order_by(run.c.id)
-
-
-def select_buffer_named(name: str) -> Select[Any]:
-    """Select the row of a buffer by name."""
-    return BUFFER_ROWS.where(buffer.c.name == name)
 
 
 @prepared
@@ -253,11 +245,6 @@ def lock_buffer(buffer_id: Any) -> Select[Any]:
     """Select the row of a buffer by id, locked against changes."""
     mine = BUFFER_ROWS.where(buffer.c.id == buffer_id, turn_of_buffer(buffer_id))
     return mine.with_for_update(key_share=True, of=buffer)
-
-
-def select_buffer_names() -> Select[Any]:
-    """Select the names of all buffers."""
-    return select(buffer.c.name).order_by(bytewise(buffer.c.name))
 
 
 def select_buffers() -> Select[Any]:
@@ -275,11 +262,6 @@ def select_buffers() -> Select[Any]:
 def update_buffers() -> Update:
     """Change buffers, given as dicts of `of_buffer` and the columns to change."""
     return update(buffer).where(buffer.c.id == bindparam("of_buffer"))
-
-
-def select_task_names(buffer_id: int) -> Select[str]:
-    """Select the names of the tasks of a buffer."""
-    return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
 
 
 def select_available(buffer_id: int) -> Select[Any]:

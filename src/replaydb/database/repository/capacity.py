@@ -131,12 +131,8 @@ def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
     Raises:
         InvalidInputError: It is larger than a capacity.
     """
-    for limit, where in (
-        (buffer.settings.capacity_of(task_name), f"task {task_name!r}"),
-        (buffer.settings.capacity, "the buffer"),
-    ):
-        if limit is not None and size.over(limit):
-            raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
+    for _, limit, where in _limits(buffer, [task_name]):
+        _check_fits(size, limit, where)
 
 
 def is_old(buffer: LockedBuffer, row: Any) -> bool:
@@ -213,8 +209,7 @@ def _fit(
     protected: Sequence[int],
     rivals: frozenset[int],
 ) -> None:
-    if incoming.over(limit):
-        raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", incoming)
+    _check_fits(incoming, limit, where)
     full = BufferFullError(
         f"no space in {where} ({limit}), and no group can be evicted: all others are leased or "
         "pending, or kept by the same put or update"
@@ -263,6 +258,10 @@ def _check_fits_with(
     for row in groups.scalars(buffer.session, buffer.id, protected):
         if row.task_name in names and row.group_status in (*UNSAMPLABLE, *IDLE):
             size.add(row.num_tokens, row.num_bytes)
+    _check_fits(size, limit, where)
+
+
+def _check_fits(size: Size, limit: Capacity, where: str) -> None:
     if size.over(limit):
         raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
 

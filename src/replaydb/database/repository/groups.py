@@ -155,7 +155,12 @@ def select_number_in_flight(
 ) -> Select[int]:
     """Return the statement that counts groups to be trained: pending, leased, or never drawn."""
     putters = of_lineage(state.policy_lineage) if runs is None else compiling.of_runs(sorted(runs))
-    return count_groups_in_flight(state.id, tasks, putters, max_staleness)
+    unfinished = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
+    undrawn = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
+    staleness = current_staleness(state.id)
+    fresh = staleness.is_(None) | (staleness <= max_staleness)
+    mine = selection(state.id, tasks=tasks, where=fresh & putters)
+    return count_groups(mine & (group.group_status.in_(unfinished) | undrawn))
 
 
 def facts(session: Session, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
@@ -235,21 +240,6 @@ def count_groups_up_to(condition: ColumnElement[bool], most: int) -> Select[int]
     """Count up to `most` groups that meet a condition."""
     some = select(group.id).where(condition).limit(most).subquery()
     return select(func.count()).select_from(some)
-
-
-def count_groups_in_flight(
-    buffer_id: int,
-    tasks: Collection[str] | None,
-    putters: ColumnElement[bool],
-    max_staleness: int,
-) -> Select[int]:
-    """Count the groups still to be trained: pending, leased, or never drawn."""
-    unfinished = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
-    undrawn = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
-    mine = selection(buffer_id, tasks=tasks)
-    staleness = current_staleness(buffer_id)
-    fresh = staleness.is_(None) | (staleness <= max_staleness)
-    return count_groups(mine & (group.group_status.in_(unfinished) | undrawn) & fresh & putters)
 
 
 @prepared

@@ -94,7 +94,8 @@ def add(
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
         raise LostRaceError("another transaction replaced or deleted a group")
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    for row in buffer.session.run(select_positions(list(found))):
+    key = (episode.c.group_id, episode.c.position)
+    for row in buffer.session.run(select(*key).where(among(episode.c.group_id, list(found)))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     added: list[_Added] = []
@@ -295,11 +296,6 @@ def select_past_deadline(
     """Select the scalars of up to `most` pending groups of tasks whose deadline has passed."""
     late = past_deadline(buffer_id, tasks, now)
     return select(*SCALARS).where(late).order_by(group.deadline, group.id).limit(most)
-
-
-def select_positions(ids: Sequence[int]) -> Select[Any]:
-    """Select the positions of the episodes of groups."""
-    return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
 
 
 def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:

@@ -18,9 +18,8 @@ from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.database.statements.insertion import insert_into, insert_one_into
-from replaydb.database.statements.lease import select_leased
-from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
-from replaydb.database.tables.expressions import among
+from replaydb.database.statements.lease import has_expired, select_expired, select_leased
+from replaydb.database.statements.selections import EXPIRING, TOO_STALE, of_tasks, selection
 from replaydb.database.tables.records import STATUSES
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.domain.episodes import GroupStatus
@@ -239,7 +238,8 @@ def reap(buffer: LockedBuffer, most: int) -> bool:
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
-    session.run(delete_overdue_leases(buffer.id, now))
+    mine = delete(lease).where(lease.c.buffer_id == buffer.id)
+    session.run(mine.where(has_expired(lease.c, now), ~_HAS_GROUPS))
     return len(rows) < most
 
 
@@ -248,7 +248,7 @@ def _leased(
 ) -> tuple[Sequence[Any], Sequence[int]]:
     """Return the scalars of all or some groups of a lease that has not expired, and its losses."""
     found = buffer.session.run(select_leased(buffer.id, lease_id, ids))
-    if not found or found[0].expires_at <= buffer.now:
+    if not found or has_expired(found[0], buffer.now):
         raise LeaseExpiredError(lease_id)
     rows = [row for row in found if row.id is not None]
     if ids is not None and (lost := set(ids) - {row.id for row in rows}):
@@ -356,7 +356,7 @@ def select_leases(
     A lease without groups is one row without a group. With `expired`, expired leases that still
     have groups are included.
     """
-    live = lease.c.expires_at > now
+    live = ~has_expired(lease.c, now)
     drawn = draw_group.c
     statement = (
         select(
@@ -381,7 +381,7 @@ def select_leases(
 def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
     """Extend a lease that has not expired."""
     mine = (lease.c.id == lease_id, lease.c.buffer_id == of_buffer)
-    return update(lease).where(*mine, lease.c.expires_at > now).values(expires_at=end)
+    return update(lease).where(*mine, ~has_expired(lease.c, now)).values(expires_at=end)
 
 
 @prepared
@@ -389,15 +389,14 @@ def end_overdue_leases(of_buffer: Any, now: Any) -> Update:
     """End expired leases, so that a concurrent heartbeat cannot extend them."""
     return (
         update(lease)
-        .where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
+        .where(lease.c.buffer_id == of_buffer, has_expired(lease.c, now))
         .values(expires_at=lease.c.acquired_at)
     )
 
 
 def select_overdue(buffer_id: int, tasks: Collection[str], now: datetime, most: int) -> Select[Any]:
     """Select the scalars of up to `most` groups of tasks whose lease has expired."""
-    expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
-    overdue = group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
+    overdue = group.lease_id.in_(select_expired(buffer_id, now)) & of_tasks(tasks)
     # Not in order of ids alone, for which a planner may read the groups in that order.
     return select(*SCALARS).where(overdue).order_by(group.lease_id, group.id).limit(most)
 
@@ -423,10 +422,3 @@ def delete_lease(lease_id: Any) -> Delete:
 def delete_lease_if_empty(lease_id: Any) -> Delete:
     """Delete a lease if it has no groups."""
     return delete(lease).where(lease.c.id == lease_id, ~_HAS_GROUPS)
-
-
-def delete_overdue_leases(buffer_id: int, now: datetime) -> Delete:
-    """Delete expired leases without groups."""
-    return delete(lease).where(
-        lease.c.buffer_id == buffer_id, lease.c.expires_at <= now, ~_HAS_GROUPS
-    )

@@ -122,7 +122,8 @@ def find_draw(session: Session, buffer_id: int, draw_id: int) -> DrawInfo | None
 
 def cursor(session: Session, buffer_id: int, name: str) -> Any:
     """Return the value of a cursor; None if it does not exist."""
-    rows = session.run(select_cursor(buffer_id, name))
+    mine = (cursor_table.c.buffer_id == buffer_id) & (cursor_table.c.name == name)
+    rows = session.run(select(cursor_table.c.value).where(mine))
     return rows[0].value if rows else None
 
 
@@ -139,13 +140,6 @@ def prompts(session: Session, condition: ColumnElement[bool]) -> list[PromptInfo
     """Return the statistics of every prompt of the groups that meet a condition."""
     rows = session.run(select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]
-
-
-def select_cursor(buffer_id: int, name: str) -> Select[Any]:
-    """Select the value of a cursor."""
-    return select(cursor_table.c.value).where(
-        cursor_table.c.buffer_id == buffer_id, cursor_table.c.name == name
-    )
 
 
 @prepared

@@ -8,25 +8,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Select,
-    and_,
-    func,
-    literal,
-    select,
-    true,
-    tuple_,
-    union_all,
-)
+from sqlalchemy import Column, ColumnElement, Select, and_, literal, select, tuple_, union_all
 
 from replaydb.database.repository import groups
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import MAX_LOOKUPS, MAX_LOOKUPS_IN_ORDER, look_up_in_snapshot
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
-from replaydb.database.statements.candidates import Order, Partition
+from replaydb.database.statements.candidates import Order, Partition, verdict
 from replaydb.database.statements.episode_group import SHOWN
 from replaydb.database.statements.selections import selection
 from replaydb.database.tables.column_types import Damaged
@@ -111,20 +100,15 @@ def _in_window(session: Session, buffer_id: int, listing: Listing, limit: int) -
     None if the page may contain groups beyond them: most are of other buffers, or do not meet the
     conditions.
     """
-    after = None if listing.after is None else listing.after[1]
-    skip = max(WINDOW, 2 * limit) - 1
+    skip, first = max(WINDOW, 2 * limit) - 1, 0
+    select_end, after, until = select_end_of_next, operator.gt, operator.le
     if listing.order.descending:
-        start = checks.INT64[1] if after is None else after
-        found = session.run(select_end_of_previous(start, skip))
-        window = group.id < start
-        bounds = [group.id >= row.id for row in found]
-    else:
-        start = 0 if after is None else after
-        found = session.run(select_end_of_next(start, skip))
-        window = group.id > start
-        bounds = [group.id <= row.id for row in found]
-    eligible = listing.eligible
-    where = and_(window, *bounds, true() if eligible is None else eligible)
+        first = checks.INT64[1]
+        select_end, after, until = select_end_of_previous, operator.lt, operator.ge
+    start = first if listing.after is None else listing.after[1]
+    found = session.run(select_end(start, skip))
+    window = and_(after(group.id, start), *(until(group.id, row.id) for row in found))
+    where = window if listing.eligible is None else window & listing.eligible
     condition = selection(buffer_id, statuses=listing.statuses, where=where, by_id=True)
     rows = list(session.run(select_page_by_id(condition, listing.order, limit)))
     return rows if not found or len(rows) == limit else None
@@ -343,11 +327,7 @@ def select_page(
         condition &= later(group.group_status, status, group.id, after[1])
     elif after is not None:
         condition &= _beyond(order, after, unknown=unknown, equals=equals)
-    if eligible is not None:
-        condition &= func.coalesce(eligible, literal(False))  # so that no other index is used
-    ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
-    page = select_keys(condition, column).add_columns(group.task_name, group.group_status)
-    return page.order_by(*ordered).limit(limit)
+    return _page(condition, order, columns, limit, eligible)
 
 
 def select_page_of_all(
@@ -369,10 +349,20 @@ def select_page_of_all(
         condition &= key.is_(None) if unknown else key.is_not(None)
     if after is not None:
         condition &= _beyond(order, after, unknown=unknown, equals=False)
+    return _page(condition, order, (key, group.id), limit, eligible)
+
+
+def _page(
+    condition: ColumnElement[bool],
+    order: Order,
+    columns: Sequence[ColumnElement[Any]],
+    limit: int | None,
+    eligible: ColumnElement[bool] | None,
+) -> Select[Any]:
+    """Select the first groups that meet a condition in an order, which is that of some columns."""
     if eligible is not None:
-        condition &= func.coalesce(eligible, literal(False))
-    columns: tuple[ColumnElement[Any], ...] = (key, group.id)
-    ordered = (one.desc() if order.descending else one for one in columns)
+        condition &= verdict(eligible)
+    ordered = (column.desc() if order.descending else column for column in columns)
     page = select_keys(condition, order.column).add_columns(group.task_name, group.group_status)
     return page.order_by(*ordered).limit(limit)
 

@@ -12,8 +12,9 @@ from replaydb.database.repository import aging, capacity, incremental_groups, le
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.runtime.prepared import prepared
+from replaydb.database.statements.lease import select_expired
 from replaydb.database.tables.expressions import server_time
-from replaydb.database.tables.schema import group, lease, task
+from replaydb.database.tables.schema import group, task
 from replaydb.domain.episodes import GroupStatus
 
 
@@ -63,8 +64,8 @@ def is_due(row: BufferRow, now: datetime) -> ColumnElement[bool]:
 @prepared
 def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
     """Select whether a lease with groups has expired, or the deadline of a pending group passed."""
-    expired = select(lease.c.id).where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
-    leased = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
+    expired = group.lease_id.in_(select_expired(of_buffer, now))
+    leased = select(group.id).where(group.lease_id.is_not(None), expired)
     overdue = select(group.id).where(
         group.buffer_id == of_buffer,
         group.deadline <= now,
@@ -76,12 +77,11 @@ def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
 def is_overdue(buffer_id: Any) -> ColumnElement[bool]:
     """Whether a lease has expired, or the deadline of a pending group has passed."""
     now = server_time()
-    leases = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
     pending = group.group_status == literal_column(repr(GroupStatus.PENDING.value))
     late = select(group.id).where(
         group.buffer_id == buffer_id, pending, group.deadline <= now, group.deadline.is_not(None)
     )
-    return leases.exists() | late.exists()
+    return select_expired(buffer_id, now).exists() | late.exists()
 
 
 def any_expiring(buffer_id: int) -> ColumnElement[bool]:

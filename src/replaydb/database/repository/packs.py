@@ -19,7 +19,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Delete,
     Insert,
     Select,
     Update,
@@ -88,7 +87,7 @@ Shares = dict[int, Share]
 
 def used(session: Session) -> list[str]:
     """Return the names of all packs with live parts."""
-    return [row.name for row in session.run(select_used_packs())]
+    return [row.name for row in session.run(select(pack.c.name).where(pack.c.live_parts > 0))]
 
 
 def enter(session: Session, payloads: Iterable[PayloadRecord]) -> Shares:
@@ -184,8 +183,11 @@ def recount(session: Session, now: datetime) -> int:
     """
     # A transaction that adds or removes parts updates the counters last. So once the packs are
     # locked, parts that are not counted yet are not visible either.
-    session.run(lock_miscounted())
-    return session.run(recount_packs(now))
+    session.run(select_miscounted().with_for_update(of=pack))
+    parts, size = _referring()
+    wrong = update(pack).where(_STAYS, _is_wrong(parts, size))
+    right = {"live_parts": parts, "live_bytes": size, "condemned_at": _mark(parts, now)}
+    return session.run(wrong.values(right))
 
 
 def miscounted(session: Session) -> Sequence[Any]:
@@ -201,13 +203,13 @@ def unmarked_total(session: Session) -> Any:
 
     Earlier versions left such packs. Nothing removes them until they are marked.
     """
-    [total] = session.run(select_unmarked_total())
+    [total] = session.run(_totals("packs", pack.c.num_bytes).where(_IS_UNMARKED))
     return total
 
 
 def mark_unmarked(session: Session, now: datetime) -> None:
     """Mark the packs of `unmarked_total` for deletion. Their grace period begins now."""
-    session.run(mark_unused(now))
+    session.run(update(pack).where(_IS_UNMARKED).values(condemned_at=now))
 
 
 def removable(session: Session, now: datetime, limit: int) -> Sequence[int]:
@@ -218,7 +220,8 @@ def removable(session: Session, now: datetime, limit: int) -> Sequence[int]:
 
 def removable_total(session: Session, now: datetime) -> Any:
     """Return the number of marked `packs` whose grace period is over, and their `bytes`."""
-    [total] = session.run(select_removable_total(_cutoff(session, now)))
+    marked = _totals("packs", pack.c.num_bytes).where(pack.c.condemned_at <= _cutoff(session, now))
+    [total] = session.run(marked.where(pack.c.num_bytes > 0))
     return total
 
 
@@ -229,17 +232,21 @@ def begin_removal(session: Session, ids: Sequence[int], now: datetime) -> dict[i
         Names of the objects to remove now, by pack id.
     """
     session.run(begin_pack_removal(ids, _cutoff(session, now)))
-    return {row.id: row.name for row in session.run(select_removing(ids))}
+    removing = select(pack.c.id, pack.c.name).where(
+        among(pack.c.id, ids), pack.c.removing == true()
+    )
+    return {row.id: row.name for row in session.run(removing)}
 
 
 def delete_rows(session: Session, ids: Collection[int]) -> None:
     """Delete the rows of packs whose objects were removed."""
-    session.run(delete_packs(sorted(ids)))
+    session.run(delete(pack).where(among(pack.c.id, sorted(ids)), pack.c.removing == true()))
 
 
 def known(session: Session, pack_names: Sequence[str]) -> set[str]:
     """Return which of these packs have a row, except orphans that were claimed for removal."""
-    return {row.name for row in session.run(select_known_packs(pack_names))}
+    found = select(pack.c.name).where(among(pack.c.name, pack_names), pack.c.num_bytes > 0)
+    return {row.name for row in session.run(found)}
 
 
 def claim_orphans(session: Session, names: Collection[str], now: datetime) -> dict[int, str]:
@@ -258,7 +265,8 @@ def claim_orphans(session: Session, names: Collection[str], now: datetime) -> di
     """
     for name in sorted(names):
         _insert(session, name, 0, now, Share(), removing=True)
-    rows = session.run(select_removed_orphans(sorted(names)))
+    claimed = among(pack.c.name, sorted(names)) & (pack.c.num_bytes == 0)
+    rows = session.run(select(pack.c.id, pack.c.name).where(claimed))
     return {row.id: row.name for row in rows}
 
 
@@ -268,8 +276,9 @@ def mostly_dead(session: Session, limit: int) -> Sequence[Any]:
 
 
 def members(session: Session, pack_id: int) -> Sequence[Any]:
-    """Return the live parts of a pack: `group_id`, `part`, `checksum`, offset and length."""
-    return session.run(select_members(pack_id))
+    """Return the rows of the live parts of a pack, by offset."""
+    rows = select(*(column for column in payload.c if column is not payload.c.data))
+    return session.run(rows.where(payload.c.pack_id == pack_id).order_by(payload.c.pack_offset))
 
 
 def repoint(
@@ -304,7 +313,8 @@ def repoint(
         for old, new in sorted(offsets.items())
     ]
     session.run_many(move_member(), rows)
-    [moved] = session.run(select_share(new_id))
+    parts = _totals("parts", payload.c.pack_length)
+    [moved] = session.run(parts.where(payload.c.pack_id == new_id))
     shares = {
         old_id: Share(-moved.parts, -moved.bytes),
         new_id: Share(moved.parts, moved.bytes),
@@ -387,11 +397,6 @@ def select_removable(cutoff: datetime, forgotten: datetime, limit: int) -> Selec
     )
 
 
-def select_removable_total(cutoff: datetime) -> Select[Any]:
-    """Count the packs that were marked for deletion by `cutoff`, and their bytes."""
-    return _totals().where(pack.c.condemned_at <= cutoff, pack.c.num_bytes > 0)
-
-
 def begin_pack_removal(ids: Sequence[int], cutoff: datetime) -> Update:
     """Begin the removal of the packs that were marked by `cutoff` and have no references.
 
@@ -404,31 +409,6 @@ def begin_pack_removal(ids: Sequence[int], cutoff: datetime) -> Update:
     )
 
 
-def select_removing(ids: Sequence[int]) -> Select[Any]:
-    """Select which of these packs are being removed."""
-    return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids), pack.c.removing == true())
-
-
-def delete_packs(ids: Sequence[int]) -> Delete:
-    """Delete the rows of packs that were removed."""
-    return delete(pack).where(among(pack.c.id, ids), pack.c.removing == true())
-
-
-def select_known_packs(names: Sequence[str]) -> Select[Any]:
-    """Select which of these packs exist, except orphans that were claimed for removal."""
-    return select(pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes > 0)
-
-
-def select_used_packs() -> Select[Any]:
-    """Select the names of all packs with live parts."""
-    return select(pack.c.name).where(pack.c.live_parts > 0)
-
-
-def select_removed_orphans(names: Sequence[str]) -> Select[Any]:
-    """Select which of these packs were claimed for removal as orphans."""
-    return select(pack.c.id, pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes == 0)
-
-
 def select_mostly_dead(limit: int) -> Select[Any]:
     """Select packs of which at most half of the bytes are live, the fewest live bytes first."""
     return (
@@ -436,21 +416,6 @@ def select_mostly_dead(limit: int) -> Select[Any]:
         .where(is_mostly_dead, _STAYS)
         .order_by(pack.c.live_bytes, pack.c.id)
         .limit(limit)
-    )
-
-
-def select_members(pack_id: int) -> Select[Any]:
-    """Select the live parts of a pack, by offset."""
-    return (
-        select(
-            payload.c.group_id,
-            payload.c.part,
-            payload.c.checksum,
-            payload.c.pack_offset,
-            payload.c.pack_length,
-        )
-        .where(payload.c.pack_id == pack_id)
-        .order_by(payload.c.pack_offset)
     )
 
 
@@ -470,45 +435,12 @@ def move_member() -> Update:
     )
 
 
-def select_share(pack_id: int) -> Select[Any]:
-    """Count the live parts of a pack, and their bytes."""
-    size = func.coalesce(func.sum(payload.c.pack_length), 0)
-    return select(func.count().label("parts"), size.label("bytes")).where(
-        payload.c.pack_id == pack_id
-    )
-
-
-def select_unmarked_total() -> Select[Any]:
-    """Count the packs without live parts that are not marked for deletion, and their bytes."""
-    return _totals().where(_IS_UNMARKED)
-
-
-def mark_unused(now: datetime) -> Update:
-    """Mark the packs without live parts that are not marked for deletion."""
-    return update(pack).where(_IS_UNMARKED).values(condemned_at=now)
-
-
-def lock_miscounted() -> Select[Any]:
-    """Select and lock packs whose counters or mark do not match the rows that refer to them."""
-    return select_miscounted().with_for_update(of=pack)
-
-
 def select_miscounted() -> Select[Any]:
     """Select packs whose counters or mark do not match the rows that refer to them, and counts."""
     parts, size = _referring()
     stored = (pack.c.id, pack.c.name, pack.c.live_parts, pack.c.live_bytes)
     found = select(*stored, parts.label("parts"), size.label("bytes"))
     return found.where(_STAYS, _is_wrong(parts, size)).order_by(pack.c.id)
-
-
-def recount_packs(now: datetime) -> Update:
-    """Correct the counters and marks of packs to the rows that refer to them."""
-    parts, size = _referring()
-    return (
-        update(pack)
-        .where(_STAYS, _is_wrong(parts, size))
-        .values(live_parts=parts, live_bytes=size, condemned_at=_mark(parts, now))
-    )
 
 
 def _is_wrong(parts: ColumnElement[int], size: ColumnElement[int]) -> ColumnElement[bool]:
@@ -520,9 +452,9 @@ def _mark(live_parts: ColumnElement[int], now: Any) -> ColumnElement[Any]:
     return case((live_parts == 0, func.coalesce(pack.c.condemned_at, now)), else_=null())
 
 
-def _totals() -> Select[Any]:
-    size = total_or_zero(pack.c.num_bytes)
-    totals: tuple[Any, ...] = (func.count().label("packs"), size.label("bytes"))
+def _totals(name: str, size: ColumnElement[int]) -> Select[Any]:
+    """Return the statement that counts rows under a name, and sums up their `bytes`."""
+    totals: tuple[Any, ...] = (func.count().label(name), total_or_zero(size).label("bytes"))
     return select(*totals)
 
 

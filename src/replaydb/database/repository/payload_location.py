@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Select, Update, select, update
+from sqlalchemy import select, update
 
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.insertion import insert_into
@@ -31,7 +31,7 @@ class PayloadStoreRow(NamedTuple):
 
 def payload_store(session: Session) -> PayloadStoreRow | None:
     """Return the payload store of the database; None if payloads are in the database."""
-    rows = session.run(select_payload_store())
+    rows = session.run(select(payload_place))
     return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
 
 
@@ -55,31 +55,16 @@ def check_no_payloads(session: Session, url: str) -> None:
     Raises:
         InvalidInputError: There are payloads in the database.
     """
-    if session.run(select_any_payload()):
+    if session.run(select(payload.c.group_id).limit(1)):
         expected = "None, since this store has its payloads in the database (see `replaydb copy`)"
         raise InvalidInputError("payloads", expected, url)
 
 
 def relocate(session: Session, url: str) -> None:
     """Record the new URL of the payload store."""
-    session.run(update_payload_store(url=url))
+    session.run(update(payload_place).values(url=url))
 
 
 def set_grace(session: Session, seconds: float) -> None:
     """Set the grace period of packs that are marked for deletion."""
-    session.run(update_payload_store(grace_seconds=seconds))
-
-
-def select_payload_store() -> Select[Any]:
-    """Select the row of the payload store."""
-    return select(payload_place)
-
-
-def update_payload_store(**values: Any) -> Update:
-    """Update columns of the row of the payload store."""
-    return update(payload_place).values(**values)
-
-
-def select_any_payload() -> Select[Any]:
-    """Select one payload, if any exists."""
-    return select(payload.c.group_id).limit(1)
+    session.run(update(payload_place).values(grace_seconds=seconds))

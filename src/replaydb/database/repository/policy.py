@@ -136,11 +136,6 @@ def _recompute_weights(buffer: LockedBuffer) -> None:
         raise InvalidSettingsError(f"the priority of a stored group is invalid: {error}") from None
 
 
-def update_groups(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:
-    """Set the same values for all groups that meet a condition."""
-    return update(episode_group).where(condition).values(dict(values))
-
-
 def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[Update, ...]:
     """Set which groups have a comparable version when a buffer begins to follow a lineage.
 
@@ -148,8 +143,7 @@ def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[
     longer age.
     """
     comparable = comparable_runs(lineage)
-    mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
-    others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
+    mine = update(episode_group).where(group.buffer_id == buffer_id)
     changed = group.comparable_version.is_distinct_from(group.min_policy_version)
     known = group.comparable_version.is_not(None)
 
@@ -160,6 +154,8 @@ def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[
         }
 
     return (
-        update_groups(mine & changed, related(group.min_policy_version)),
-        update_groups(others & known, related(cast(null(), BigInteger()))),
+        mine.where(group.run_id.in_(comparable), changed).values(related(group.min_policy_version)),
+        mine.where(group.run_id.not_in(comparable), known).values(
+            related(cast(null(), BigInteger()))
+        ),
     )

@@ -63,7 +63,7 @@ class Difference:
 
 def roots(session: Session, of: Table, after: int, most: int) -> list[Values]:
     """Return up to `most` rows of a table with generated ids, in order, after an id."""
-    found = session.run(Bound(select_roots(of), {"after": after, "most": most}))
+    found = session.run(Bound(select_after(of, *columns(of)), {"after": after, "most": most}))
     return [tuple(row) for row in found]
 
 
@@ -78,7 +78,7 @@ def end_of_page(session: Session, of: Table, after: int, most: int) -> int | Non
 
     In a child table it is the id of the parent row.
     """
-    found = session.run(Bound(select_ids(of), {"after": after, "most": most}))
+    found = session.run(Bound(select_after(of, columns(of)[0]), {"after": after, "most": most}))
     return max((row[0] for row in found), default=None)
 
 
@@ -174,14 +174,15 @@ def _update(session: Session, of: Table, changed: Sequence[tuple[Values, Values]
 
 def count(session: Session, of: Table) -> int:
     """Return the number of rows of a table."""
-    [(number,)] = session.run(count_rows(of))
+    [(number,)] = session.run(select(func.count()).select_from(of))
     return int(number)
 
 
 def first_in_use(session: Session) -> str | None:
     """Return the name of the first table that has rows; None if the store is empty."""
     tables = [one for family in families() for one in (family.root, *family.children)]
-    return next((one.name for one in tables if session.run(select_any(one))), None)
+    any_row = ((one, select(*one.primary_key).limit(1)) for one in tables)
+    return next((one.name for one, found in any_row if session.run(found)), None)
 
 
 def key_length(of: Table) -> int:
@@ -196,19 +197,11 @@ def json_positions(of: Table) -> tuple[int, ...]:
 
 
 @cache
-def select_roots(of: Table) -> Select[Any]:
-    """Select up to `most` rows after the id `after`, in order of ids."""
+def select_after(of: Table, *shown: ColumnClause[Any]) -> Select[Any]:
+    """Select columns of up to `most` rows after the id `after`, in order of ids."""
     key = columns(of)[0]
-    return (
-        select(*columns(of)).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
-    )
-
-
-@cache
-def select_ids(of: Table) -> Select[Any]:
-    """Select the first key column of up to `most` rows after the id `after`."""
-    key = columns(of)[0]
-    return select(key).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
+    after = select(*shown).where(key > bindparam("after"))
+    return after.order_by(key).limit(bindparam("most"))
 
 
 @cache
@@ -216,16 +209,6 @@ def select_children(of: Table) -> Select[Any]:
     """Select the rows that belong to rows with ids above `after`, up to `last`."""
     key = columns(of)[0]
     return select(*columns(of)).where(key > bindparam("after"), key <= bindparam("last"))
-
-
-def count_rows(of: Table) -> Select[int]:
-    """Count the rows of a table."""
-    return select(func.count()).select_from(of)
-
-
-def select_any(of: Table) -> Select[Any]:
-    """Select the first key column of any row, if there is one."""
-    return select(next(iter(of.primary_key))).limit(1)
 
 
 @cache

@@ -70,8 +70,8 @@ def _read_spread(
     Returns:
         The rows about the run, the ids that were read, and their share of the run's range of ids.
     """
-    [ends] = session.run(select_ends(column))
-    first, last = ends.first, ends.last
+    ends = (select(end(column)).scalar_subquery() for end in (func.min, func.max))
+    [(first, last)] = session.run(select(*ends))
     if first is None:
         return [], [], 1.0
     ids = _spread(first, last, most)
@@ -93,14 +93,6 @@ def _spread(first: int, last: int, most: int) -> Ids:
     count = max(1, most // BLOCK)
     starts = (first + i * (total - BLOCK) // max(1, count - 1) for i in range(count))
     return sorted({start + i for start in starts for i in range(min(BLOCK, most))})
-
-
-def select_ends(ids: Column[int]) -> Select[Any]:
-    """Select the first and the last id of a table."""
-    return select(
-        select(func.min(ids)).scalar_subquery().label("first"),
-        select(func.max(ids)).scalar_subquery().label("last"),
-    )
 
 
 def sum_put(ids: Sequence[int], run_id: int) -> Select[Any]:

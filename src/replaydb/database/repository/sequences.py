@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
@@ -76,13 +74,6 @@ def repair(backend: Backend, session: Session) -> None:
 
 
 def _largest(session: Session) -> dict[str, int]:
-    [row] = session.run(select_largest_ids())
-    return {one.name: getattr(row, one.name) or 0 for one in GENERATED}
-
-
-@cache
-def select_largest_ids() -> Select[Any]:
-    """Select the largest id of each table that generates ids, by its name; NULL without rows."""
-    return select(
-        *(select(func.max(one.c.id)).scalar_subquery().label(one.name) for one in GENERATED)
-    )
+    largest = (select(func.max(one.c.id)).scalar_subquery().label(one.name) for one in GENERATED)
+    [row] = session.run(select(*largest))
+    return {name: last or 0 for name, last in row._asdict().items()}

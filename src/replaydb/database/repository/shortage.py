@@ -7,9 +7,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
+from replaydb.database.repository import groups
 from replaydb.database.repository.draw_request import DrawRequest, Quota
 from replaydb.database.runtime.session import Session
-from replaydb.database.tables.expressions import among, bytewise
+from replaydb.database.statements.selections import selection
+from replaydb.database.tables.expressions import bytewise
 from replaydb.database.tables.schema import episode_group, group, lease
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
@@ -26,9 +28,8 @@ def explain(
     quota = short if isinstance(short, Quota) else request.quotas[0]
     by_status: dict[str, int] = {}
     for status in GroupStatus:
-        statement = count_status(buffer_id, quota.tasks, status, _MOST)
-        [(number,)] = session.run(statement)
-        if number:
+        condition = selection(buffer_id, tasks=quota.tasks, statuses=[status])
+        if number := groups.count(session, condition, _MOST):
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
     if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
@@ -40,14 +41,6 @@ def explain(
         (row,) = session.run(counts)
         passed = row._asdict()
     error.explain(by_status, leased_by, **passed)
-
-
-def count_status(
-    buffer_id: int, tasks: Collection[str] | None, status: GroupStatus, most: int
-) -> Select[int]:
-    """Count up to `most` groups of a status."""
-    some = _some(buffer_id, tasks, [status], most).subquery()
-    return select(func.count()).select_from(some)
 
 
 def count_leased_by_owner(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
@@ -88,9 +81,5 @@ def _some(
     statuses: Sequence[GroupStatus],
     most: int,
 ) -> Select[int]:
-    groups = episode_group.alias()
-    values = [status.value for status in statuses]
-    condition = (groups.c.buffer_id == buffer_id) & groups.c.group_status.in_(values)
-    if tasks is not None:
-        condition &= among(groups.c.task_name, sorted(tasks))
-    return select(groups.c.id).where(condition).limit(most)
+    which = selection(buffer_id, tasks=tasks, statuses=statuses)
+    return select(group.id).where(which).limit(most).correlate(None)

@@ -13,6 +13,16 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import episode_group, group, lease
 
 
+def has_expired(of: Any, now: Any) -> Any:
+    """Return whether a lease has expired: its row, or the columns of `lease` for a condition."""
+    return of.expires_at <= now
+
+
+def select_expired(buffer_id: Any, now: Any) -> Select[int]:
+    """Select the ids of the leases of a buffer that have expired."""
+    return select(lease.c.id).where(lease.c.buffer_id == buffer_id, has_expired(lease.c, now))
+
+
 def select_leased(
     buffer_id: int, lease_id: int, ids: Sequence[int] | None = None
 ) -> Bound[Select[Any]]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import (
     ARRAY,
@@ -28,6 +28,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.operators import OperatorType
+from sqlalchemy.types import TypeEngine
+
+T = TypeVar("T")
 
 
 def total(column: ColumnElement[int], name: str) -> Label[int]:
@@ -77,30 +80,34 @@ def _globbed(part: re.Match[str]) -> str:
 _WILDCARDS = {"%": "*", "_": "?"}
 
 
-class server_time(FunctionElement[datetime]):
+class Expression(FunctionElement[T]):
+    """Base of expressions, which are named like their class. Statements with them are cached."""
+
+    name: str
+
+    def __init_subclass__(cls, **kw: Any) -> None:
+        cls.name = cls.__name__
+        cls.inherit_cache = True
+        super().__init_subclass__(**kw)
+
+
+class server_time(Expression[datetime]):
     """Time of the clock of the server when this is evaluated; NULL if there is no server."""
 
-    name = "server_time"
     type = DateTime(timezone=True)
-    inherit_cache = True
 
 
-class next_draw_id(FunctionElement[int]):
+class next_draw_id(Expression[int]):
     """A new id for a draw; NULL where only the insertion of a row generates ids."""
 
-    name = "next_draw_id"
     type = BigInteger()
-    inherit_cache = True
 
 
 class next_lease_id(next_draw_id):
     """A new id for a lease, in the same way."""
 
-    name = "next_lease_id"
-    inherit_cache = True
 
-
-class in_turn(FunctionElement[bool]):
+class in_turn(Expression[bool]):
     """True once a lock was granted in the order of arrival, until the transaction ends.
 
     The arguments are the kind of the lock and an id. PostgreSQL grants advisory locks in this
@@ -108,52 +115,54 @@ class in_turn(FunctionElement[bool]):
     all transactions that wait for it. SQLite has one writer and needs no lock.
     """
 
-    name = "in_turn"
     type = Boolean()
-    inherit_cache = True
 
 
-class joined(FunctionElement[str]):
+class joined(Expression[str]):
     """The integers of a column as one text, separated by commas. An aggregate."""
 
-    name = "joined"
     type = Text()
-    inherit_cache = True
 
 
-class seconds_between(FunctionElement[float]):
+class seconds_between(Expression[float]):
     """Seconds from one time to another. Both are columns, or parameters of their type."""
 
-    name = "seconds_between"
     type = Double()
-    inherit_cache = True
 
 
-class as_stored(FunctionElement[Any]):
+class as_stored(Expression[Any]):
     """A text column, read as the bytes that are stored."""
-
-    name = "as_stored"
-    inherit_cache = True
 
     def __init__(self, column: ColumnElement[Any]) -> None:
         super().__init__(column)
         self.type = column.type
 
 
-class json_as_stored(FunctionElement[Any]):
+class json_as_stored(Expression[Any]):
     """A JSON column, read as the text that is stored."""
 
-    name = "json_as_stored"
     type = Text()
-    inherit_cache = True
 
 
-class among(FunctionElement[bool]):
-    """`column IN values`, with one bound parameter and one statement for any number of values."""
+class Condition(Expression[bool]):
+    """Base of conditions that an index can find and that need no parentheses."""
 
-    name = "among"
     type = Boolean()
-    inherit_cache = True
+
+    def self_group(self, against: OperatorType | None = None) -> Self:
+        """Return self. SQLAlchemy would add `= 1` on SQLite, and so prevent the use of indexes."""
+        return self
+
+
+def _bound(value: Any, kind: TypeEngine[Any]) -> BindParameter[Any]:
+    """Bind a value now, or that of a parameter when the statement runs."""
+    if isinstance(value, BindParameter):
+        return bindparam(value.key, type_=kind)
+    return bindparam(None, value, type_=kind, unique=True)
+
+
+class among(Condition):
+    """`column IN values`, with one bound parameter and one statement for any number of values."""
 
     def __init__(
         self,
@@ -161,23 +170,11 @@ class among(FunctionElement[bool]):
         values: Sequence[int] | Sequence[str] | BindParameter[Any],
     ) -> None:
         kind = _IDS if isinstance(column.type, Integer) else _NAMES
-        if isinstance(values, BindParameter):  # its value is given when the statement runs
-            bound = bindparam(values.key, type_=kind)
-        else:
-            bound = bindparam(None, values, type_=kind, unique=True)
-        super().__init__(column, bound)
-
-    def self_group(self, against: OperatorType | None = None) -> Self:
-        """Return self. SQLAlchemy would add `= 1` on SQLite, and so prevent the use of indexes."""
-        return self
+        super().__init__(column, _bound(values, kind))
 
 
-class comes_after(FunctionElement[bool]):
+class comes_after(Condition):
     """`column = value AND id > last`, as a range of the index that ends with both columns."""
-
-    name = "comes_after"
-    type = Boolean()
-    inherit_cache = True
 
     def __init__(
         self,
@@ -186,31 +183,18 @@ class comes_after(FunctionElement[bool]):
         id_column: ColumnElement[int],
         last: BindParameter[Any] | int,
     ) -> None:
-        if isinstance(last, BindParameter):  # its value is given when the statement runs
-            bound = bindparam(last.key, type_=id_column.type)
-        else:
-            bound = bindparam(None, last, type_=id_column.type, unique=True)
-        super().__init__(column, value, id_column, bound)
-
-    def self_group(self, against: OperatorType | None = None) -> Self:
-        """Return self, for the same reason as `among`."""
-        return self
+        super().__init__(column, value, id_column, _bound(last, id_column.type))
 
 
 class comes_before(comes_after):
     """`column = value AND id < last`, as a range of the same index."""
 
-    name = "comes_before"
-    inherit_cache = True
 
-
-class json_part(FunctionElement[Any]):
+class json_part(Expression[Any]):
     """The value at a path of a JSON column if it has the kind of the subclass; else NULL.
 
     Each step of the path is the key of an object (text) or a position in an array (from 0).
     """
-
-    inherit_cache = True
 
     def __init__(self, column: ColumnElement[Any], path: Sequence[str | int]) -> None:
         kinds = (Text() if isinstance(step, str) else Integer() for step in path)
@@ -224,57 +208,43 @@ class json_part(FunctionElement[Any]):
 class json_text(json_part):
     """A string."""
 
-    name = "json_text"
     type = Text()
-    inherit_cache = True
 
 
 class json_integer(json_part):
     """A number that is written as an integer and fits into 64 bits."""
 
-    name = "json_integer"
     type = BigInteger()
-    inherit_cache = True
 
 
 class json_double(json_part):
     """Any number, as the nearest double."""
 
-    name = "json_double"
     type = Double()
-    inherit_cache = True
 
 
 class json_boolean(json_part):
     """True or false."""
 
-    name = "json_boolean"
     type = Boolean()
-    inherit_cache = True
 
 
 class json_kind(json_part):
     """The engine's name of the kind of a value other than null, to test that it exists."""
 
-    name = "json_kind"
     type = Text()
-    inherit_cache = True
 
 
-class matches(FunctionElement[bool]):
+class matches(Expression[bool]):
     """`text LIKE pattern`, case-sensitive, with a backslash as the escape character."""
 
-    name = "matches"
     type = Boolean()
-    inherit_cache = True
 
     def __init__(self, text: ColumnElement[str], pattern: str) -> None:
         super().__init__(text, bindparam(None, pattern, _Pattern(), unique=True))
 
 
-class bytewise(FunctionElement[str]):
+class bytewise(Expression[str]):
     """A text whose order and case conversion use its bytes, independent of any locale."""
 
-    name = "bytewise"
     type = Text()
-    inherit_cache = True
