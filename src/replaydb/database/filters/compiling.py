@@ -142,18 +142,6 @@ class _Compiler:
             return _STALENESS
         return Term(column, _kind_of(column.type))
 
-    def _null(self, _element: object) -> Part:
-        return None
-
-    def _true(self, _element: object) -> Part:
-        return constant(True)
-
-    def _false(self, _element: object) -> Part:
-        return constant(False)
-
-    def _grouping(self, element: elements.Grouping[Any]) -> Part:
-        return self.read(element.element)
-
     def _constant(self, element: BindParameter[Any]) -> Part:
         return constant(self._value(element))
 
@@ -309,10 +297,10 @@ def _or_any(value: Term, bound: int) -> ColumnElement[int]:
 _READERS: dict[type, Callable[[_Compiler, Any], Part]] = {
     Column: _Compiler._column,
     BindParameter: _Compiler._constant,
-    elements.Null: _Compiler._null,
-    elements.True_: _Compiler._true,
-    elements.False_: _Compiler._false,
-    elements.Grouping: _Compiler._grouping,
+    elements.Null: lambda _compiler, _element: None,
+    elements.True_: lambda _compiler, _element: constant(True),
+    elements.False_: lambda _compiler, _element: constant(False),
+    elements.Grouping: lambda compiler, element: compiler.read(element.element),
     elements.BooleanClauseList: _Compiler._boolean_list,
     elements.ExpressionClauseList: _Compiler._chain,
     elements.UnaryExpression: _Compiler._unary,
@@ -341,18 +329,9 @@ _MATCHING: dict[Operator, tuple[str, bool]] = {
     operators.icontains_op: ("%{}%", True),
 }
 #: Negated operators, and the operator that each negates.
-_NEGATED: dict[Operator, Operator] = {
-    operators.is_not: operators.is_,
-    operators.not_in_op: operators.in_op,
-    operators.not_between_op: operators.between_op,
-    operators.not_like_op: operators.like_op,
-    operators.not_ilike_op: operators.ilike_op,
-    operators.not_startswith_op: operators.startswith_op,
-    operators.not_istartswith_op: operators.istartswith_op,
-    operators.not_endswith_op: operators.endswith_op,
-    operators.not_iendswith_op: operators.iendswith_op,
-    operators.not_contains_op: operators.contains_op,
-    operators.not_icontains_op: operators.icontains_op,
+_NEGATED: dict[Operator, Operator] = {operators.is_not: operators.is_} | {
+    getattr(operators, f"not_{name}"): getattr(operators, name)
+    for name in ("in_op", "between_op", *(matches.__name__ for matches in _MATCHING))
 }
 #: Types of columns, and those that as_string() and similar methods give to a tag.
 _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, case, func, select, update
+from sqlalchemy import ColumnElement, Select, Update, func, select, update
 
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import Write, prepared
@@ -14,7 +14,7 @@ from replaydb.database.runtime.session import Session
 from replaydb.database.statements.draw import set_outcome
 from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.tables.column_types import Damaged
-from replaydb.database.tables.expressions import among, bytewise, total
+from replaydb.database.tables.expressions import among, bytewise, number_of, total
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
 from replaydb.database.tables.schema import cursor as cursor_table
 from replaydb.database.tables.views import COPIED, IS_SAME, as_drawn, times_sampled
@@ -239,10 +239,7 @@ def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
 
 def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
     """Select counts, outcomes and rewards of groups per prompt and task."""
-
-    def number(status: GroupStatus) -> ColumnElement[int]:
-        return func.count(case((group.group_status == status.value, 1)))
-
+    status = group.group_status
     return (
         select(
             group.prompt_uid,
@@ -250,10 +247,10 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
             func.count().label("num_groups"),
             total(group.num_episodes, "num_episodes"),
             total(times_sampled(), "times_sampled"),
-            func.count(case((times_sampled() > 0, 1))).label("num_groups_sampled"),
-            number(GroupStatus.EXPIRED).label("num_expired"),
-            number(GroupStatus.FILTERED).label("num_filtered"),
-            number(GroupStatus.FAILED).label("num_failed"),
+            number_of(times_sampled() > 0).label("num_groups_sampled"),
+            number_of(status == GroupStatus.EXPIRED.value).label("num_expired"),
+            number_of(status == GroupStatus.FILTERED.value).label("num_filtered"),
+            number_of(status == GroupStatus.FAILED.value).label("num_failed"),
             func.avg(group.reward_mean).label("reward_mean"),
             func.min(group.reward_min).label("reward_min"),
             func.max(group.reward_max).label("reward_max"),

@@ -360,8 +360,7 @@ def _page(
     eligible: ColumnElement[bool] | None,
 ) -> Select[Any]:
     """Select the first groups that meet a condition in an order, which is that of some columns."""
-    if eligible is not None:
-        condition &= verdict(eligible)
+    condition &= verdict(eligible)
     ordered = (column.desc() if order.descending else column for column in columns)
     page = select_keys(condition, order.column).add_columns(group.task_name, group.group_status)
     return page.order_by(*ordered).limit(limit)

@@ -20,7 +20,7 @@ from replaydb.database.statements.statistics import (
     select_task_counters,
 )
 from replaydb.database.tables.column_types import UtcDateTime
-from replaydb.database.tables.expressions import seconds_between, total
+from replaydb.database.tables.expressions import number_of, seconds_between, total
 from replaydb.database.tables.schema import draw, draw_group, episode_group, group
 from replaydb.database.tables.staleness import current_staleness
 from replaydb.database.tables.views import IS_SAME, as_drawn, was_trained_on
@@ -197,9 +197,9 @@ def sum_last_draws(buffer_id: Any, num_draws: Any) -> Select[Any]:
         func.count(row.draw_id.distinct()).label("num_draws"),
         func.count().label("num_groups"),
         func.count(row.group_id.distinct()).label("num_distinct"),
-        func.count(case((again, 1))).label("num_replayed"),
-        func.count(case((~row.is_known, 1))).label("num_deleted"),
-        func.count(case((again & ~row.is_known, 1))).label("num_replayed_deleted"),
+        number_of(again).label("num_replayed"),
+        number_of(~row.is_known).label("num_deleted"),
+        number_of(again & ~row.is_known).label("num_replayed_deleted"),
         total(row.num_tokens, "num_tokens"),
         func.avg(row.reward_mean).label("reward_mean"),
         func.avg(row.reward_std).label("reward_std"),
@@ -262,7 +262,7 @@ def sum_by_status(buffer_id: Any, num_draws: Any) -> Select[Any]:
     staleness = current_staleness(buffer_id)
     return select_by_status(
         buffer_id,
-        func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
+        number_of(group.times_sampled == 0).label("num_unsampled"),
         func.sum(age).label("age_sum"),
         func.max(age).label("age_max"),
         func.count(waited).label("num_waited"),
@@ -273,9 +273,9 @@ def sum_by_status(buffer_id: Any, num_draws: Any) -> Select[Any]:
         func.max(staleness).label("staleness_max"),
         func.count(group.reward_mean).label("num_rewarded"),
         func.sum(group.reward_mean).label("reward_sum"),
-        func.count(case((new, 1))).label("num_new"),
+        number_of(new).label("num_new"),
         func.count(case((new, group.reward_mean))).label("num_new_rewarded"),
-        func.count(case((new & even, 1))).label("num_new_even"),
+        number_of(new & even).label("num_new_even"),
         func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
         func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
         *_histogram(staleness),
@@ -285,4 +285,4 @@ def sum_by_status(buffer_id: Any, num_draws: Any) -> Select[Any]:
 def _histogram(staleness: ColumnElement[int]) -> Iterable[Label[int]]:
     for name, least, most in STALENESS_BINS:
         inside = staleness.between(least, most)
-        yield func.count(case((inside, 1))).label(f"staleness_{name}")
+        yield number_of(inside).label(f"staleness_{name}")

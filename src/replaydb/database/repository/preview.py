@@ -131,10 +131,8 @@ def _quota(
     taken: Sequence[int],
 ) -> Drawn:
     order = order_of(quota.policy)
-    eligible = quota.eligible
-    if taken:
-        others = ~selection(cached.id, ids=taken)
-        eligible = others if eligible is None else eligible & others
+    others = ~selection(cached.id, ids=taken) if taken else None
+    eligible = compiling.all_of([quota.eligible, others])
     mine = [task for task in task_states if quota.tasks is None or task.task_name in quota.tasks]
     most = MAX_LOOKUPS_IN_ORDER if order.clock is None else MAX_LOOKUPS
     ids = look_up_in_snapshot(session, cached, quota.eligible, most)
@@ -200,9 +198,6 @@ def select_page_of_eligible(
     # Not by id alone, for the same reason as in `_MEMBERS_BY_AGE`.
     status = bindparam("partition_status", type_=group.group_status.type)
     later = comes_after(group.group_status, status, group.id, bindparam("after_id"))
-    condition = OF_TASK & later
-    statement = select(*CANDIDATE).where(condition)
-    if eligible is not None:
-        statement = statement.where(verdict(eligible))
+    statement = select(*CANDIDATE).where(OF_TASK & later, verdict(eligible))
     statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
     return Bound(statement, partition.values | {"after_id": after, "most": limit}, is_cached=False)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, select
+from sqlalchemy import Select, case, func, select
 
 from replaydb.database.repository import buffers, groups, tasks
 from replaydb.database.repository.buffers import BufferRow
@@ -20,7 +20,7 @@ from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.payload import select_episodes
-from replaydb.database.tables.expressions import among, total_or_zero
+from replaydb.database.tables.expressions import among, number_of, total_or_zero
 from replaydb.database.tables.schema import group
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
@@ -148,11 +148,11 @@ def recount_tasks(buffer_id: int) -> Select[Any]:
     return (
         select(
             group.task_name,
-            _number(status == GroupStatus.COMPLETED.value).label("num_available"),
+            number_of(status == GroupStatus.COMPLETED.value).label("num_available"),
             func.sum(weight).label("total_weight"),
-            _number(status == GroupStatus.PENDING.value).label("num_pending"),
-            _number(status == GroupStatus.LEASED.value).label("num_leased"),
-            _number(is_stored).label("stored_groups"),
+            number_of(status == GroupStatus.PENDING.value).label("num_pending"),
+            number_of(status == GroupStatus.LEASED.value).label("num_leased"),
+            number_of(is_stored).label("stored_groups"),
             total_or_zero(case((is_stored, group.num_tokens), else_=0)).label("stored_tokens"),
             total_or_zero(case((is_stored, group.num_bytes), else_=0)).label("stored_bytes"),
         )
@@ -174,7 +174,3 @@ def select_derived(ids: Any) -> Select[Any]:
         *(group[name] for name in _OF_EPISODES),
     )
     return select(*columns).where(among(group.id, ids))
-
-
-def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    return func.count(case((condition, 1)))

@@ -35,18 +35,7 @@ def run_stats(session: Session, run: RunInfo, groups: int, draws: int) -> RunSta
     return RunStats(
         run,
         share,
-        tuple(
-            VersionTotals(
-                row.buffer_name,
-                row.task_name,
-                row.min_policy_version,
-                row.num_groups,
-                row.num_episodes,
-                row.num_tokens,
-                row.reward_mean,
-            )
-            for row in put
-        ),
+        tuple(VersionTotals(*row[:-4]) for row in put),  # the last columns are `_ends`
         min((row.first_at for row in put), default=None),
         max((row.last_at for row in put), default=None),
         draw_share,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, assert_never
 
-from sqlalchemy import Column, ColumnElement, Select, bindparam, func, literal, select
+from sqlalchemy import Column, ColumnElement, Select, bindparam, func, literal, select, true
 
 from replaydb.database.runtime.prepared import Bound
 from replaydb.database.tables.expressions import among
@@ -163,8 +163,7 @@ def in_order(
     if equals:  # as a range: for a single value PostgreSQL may use an index of ids alone
         value = bindparam("key", type_=key.type)
         statement = statement.where(key.between(value, value))
-    if eligible is not None:
-        statement = statement.where(verdict(eligible))
+    statement = statement.where(verdict(eligible))
     backwards = order.descending and not equals
     return statement.order_by(
         *(column.desc() if backwards else column for column in columns)
@@ -174,9 +173,9 @@ def in_order(
 all_in_order = cache(in_order)
 
 
-def verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
+def verdict(eligible: ColumnElement[bool] | None) -> ColumnElement[bool]:
     """Return a filter that is never NULL, and that does not make a planner use another index."""
-    return func.coalesce(eligible, literal(False))
+    return true() if eligible is None else func.coalesce(eligible, literal(False))
 
 
 def select_among(

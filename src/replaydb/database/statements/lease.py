@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, select, true
+from sqlalchemy import ColumnElement, Select, and_, select
 
 from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.statements.episode_group import SCALARS
@@ -46,16 +46,12 @@ def _select_leased_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]
     return _leased(buffer_id, lease_id, among(group.id, ids))
 
 
-def _leased(buffer_id: Any, lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
-    mine = (group.lease_id == lease_id) & (true() if some is None else some)
+def _leased(buffer_id: Any, lease_id: Any, *some: ColumnElement[bool]) -> Select[Any]:
+    mine = and_(group.lease_id == lease_id, *some)
     return (
         select(lease.c.expires_at, lease.c.lost_ids, *SCALARS)
         .outerjoin_from(lease, episode_group, mine)
-        .where(_of_buffer(buffer_id, lease_id))
+        .where(lease.c.id == lease_id, lease.c.buffer_id == buffer_id)
         .order_by(group.id)
         .with_for_update(of=lease)
     )
-
-
-def _of_buffer(buffer_id: Any, lease_id: Any) -> ColumnElement[bool]:
-    return and_(lease.c.id == lease_id, lease.c.buffer_id == buffer_id)

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     bindparam,
+    case,
     cast,
     func,
 )
@@ -36,6 +37,11 @@ T = TypeVar("T")
 def total(column: ColumnElement[int], name: str) -> Label[int]:
     """Return the sum of an integer column as an integer. PostgreSQL's `sum` returns NUMERIC."""
     return cast(func.sum(column), BigInteger).label(name)
+
+
+def number_of(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    """Return the number of rows that meet a condition. An aggregate."""
+    return func.count(case((condition, 1)))
 
 
 def total_or_zero(column: Any) -> Any:

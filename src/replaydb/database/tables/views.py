@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.tables.column_types import UtcDateTime
-from replaydb.database.tables.expressions import total
+from replaydb.database.tables.expressions import number_of, total
 from replaydb.database.tables.schema import (
     buffer,
     draw,
@@ -234,12 +234,10 @@ def select_policies() -> Select[tuple[object, ...]]:
 
 def select_tasks() -> Select[tuple[object, ...]]:
     """Select a row for each task of each buffer."""
-
-    def of_status(status: GroupStatus) -> Label[int]:
-        return func.count(case((_group.group_status == status.value, 1))).label(
-            f"num_{status.value}"
-        )
-
+    of_status = (
+        number_of(_group.group_status == status.value).label(f"num_{status.value}")
+        for status in GroupStatus
+    )
     return (
         select(
             buffer.c.name.label("buffer_name"),
@@ -249,7 +247,7 @@ def select_tasks() -> Select[tuple[object, ...]]:
             task.c.num_inserted,
             task.c.num_sampled,
             func.count(_group.id).label("num_groups"),
-            *(of_status(status) for status in GroupStatus),
+            *of_status,
             func.sum(_group.num_tokens).label("num_tokens"),
             func.sum(_group.num_bytes).label("num_bytes"),
             func.avg(_group.reward_mean).label("reward_mean"),
