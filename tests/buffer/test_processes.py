@@ -209,7 +209,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
     ("engine_name", "action", "where", "check"),
     in_turn(
         [
-            ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
+            ("ack", f"{_REPOSITORY}.cursors:save", _back_in_time),
             ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
             ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
             ("put", "replaydb.database.runtime.group_commit:_answer", _all_put),
@@ -221,7 +221,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
                     ("ack", "leases:ack", _back_in_time),
                     ("ack", "transitions:archive", _back_in_time),
                     ("revoke", "transitions:reopen", _nothing_revoked),
-                    ("put", "lineage:set_cursors", _nothing_put),
+                    ("put", "cursors:save", _nothing_put),
                     ("sample", "lineage:record", _nothing_drawn),
                     ("lease", "lineage:record", _nothing_drawn),
                 ]

@@ -209,22 +209,6 @@ async def test_groups_that_failed_and_are_intact(stored: str) -> None:
     await check_invariants(stored)
 
 
-@postgresql_nightly
-async def test_groups_that_an_earlier_version_failed(populated: str) -> None:
-    reasons = ["checksum is -5, not 7", f"pack {'0' * 32} is missing", "pack it again"]
-    async with Store.open(populated) as store:
-        buffer = await store.buffer("math")
-        ids = await buffer.put([group(f"d{i}", version=4) for i in range(3)])
-        for one, reason in zip(ids, reasons, strict=True):
-            await buffer.update([one], status="failed", reason=reason)
-        never = update(episode_group).where(episode_group.c.id == ids[1]).values(completed_at=None)
-        await change(populated, never)
-        assert (await verify(store, repair=True)).num_repaired == 2
-        found = {one.id: one.status for one in await buffer.find(ids=ids)}
-        assert [found[one] for one in ids] == ["completed", "aborted", "failed"]
-    await check_invariants(populated)
-
-
 async def test_counters_are_repaired(populated_outside: str) -> None:
     await change(
         populated_outside, update(task).values(num_available=99, total_weight=1e9, num_leased=7)

@@ -16,7 +16,7 @@ from replaydb.buffer.drawing import reasons
 from replaydb.buffer.requests import eligible, named, order, page_start
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
-from replaydb.database.repository import groups, lineage, metrics
+from replaydb.database.repository import cursors, groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
 from replaydb.database.runtime.session import Session
@@ -277,7 +277,7 @@ class Inspecting(BufferCore):
             InvalidInputError: `name` is invalid.
         """
         checks.name("name", name)
-        return await self._read(lambda session: lineage.cursor(session, self.id, name), single=True)
+        return await self._read(lambda session: cursors.read(session, self.id, name), single=True)
 
     async def draws(
         self,

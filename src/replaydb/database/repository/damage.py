@@ -10,21 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, select
 
 from replaydb.database.repository import transitions, updates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.updates import Update
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.selections import selection
+from replaydb.database.tables.records import STATUSES
 from replaydb.database.tables.schema import group
 from replaydb.domain.episodes import GroupStatus
 
 _REASON = re.compile(r"damaged \(was (\w+)\): ")
-#: Reasons that earlier versions recorded for damage that can be repaired later.
-_EARLIER_REASON = re.compile(
-    r"checksum is -?\d+, not -?\d+|pack [0-9a-f]{32} (is missing|ends before byte \d+)"
-)
 
 
 class Failed(NamedTuple):
@@ -65,7 +62,7 @@ def failed(session: Session, buffer_id: int, ids: Sequence[int] | None = None) -
     """
     found = {}
     for row in session.run(select_failed_as_damaged(buffer_id, ids)):
-        status = _status_before(row)
+        status = _status_before(row.status_reason)
         if status is not None:
             found[row.id] = Failed(status, row.num_bytes)
     return found
@@ -83,17 +80,12 @@ def restore(buffer: LockedBuffer, ids: Sequence[int]) -> None:
         updates.apply(buffer, Update(some, status=status))
 
 
-def _status_before(row: Any) -> GroupStatus | None:
+def _status_before(reason: str) -> GroupStatus | None:
     """Return the status to restore; None if the group did not fail because of damage."""
-    if match := _REASON.match(row.status_reason):
-        try:
-            status = GroupStatus(match[1])
-        except ValueError:
-            return None
-    elif _EARLIER_REASON.fullmatch(row.status_reason):
-        status = GroupStatus.ABORTED if row.completed_at is None else GroupStatus.COMPLETED
-    else:
+    match = _REASON.match(reason)
+    if match is None or match[1] not in STATUSES:
         return None
+    status = GroupStatus(match[1])
     # The deadline was removed, so generation can only be resumed.
     return GroupStatus.ABORTED if status is GroupStatus.PENDING else status
 
@@ -101,15 +93,6 @@ def _status_before(row: Any) -> GroupStatus | None:
 def select_failed_as_damaged(buffer_id: int, ids: Sequence[int] | None = None) -> Select[Any]:
     """Select failed groups of a buffer, all or by id, whose reason may be damage."""
     reason = group.status_reason
-    begins = (
-        reason.startswith(text, autoescape=True) for text in ("damaged (", "checksum ", "pack ")
-    )
-    return (
-        select(group.id, reason, group.completed_at, group.num_bytes)
-        .where(
-            selection(buffer_id, ids=ids),
-            group.group_status == GroupStatus.FAILED.value,
-            or_(*begins),
-        )
-        .order_by(group.id)
-    )
+    is_failed = group.group_status == GroupStatus.FAILED.value
+    which = selection(buffer_id, ids=ids, where=is_failed & reason.startswith("damaged ("))
+    return select(group.id, reason, group.num_bytes).where(which).order_by(group.id)

@@ -1,4 +1,4 @@
-"""Lineage: recorded draws and their outcomes, cursors, and statistics of prompts."""
+"""Lineage: recorded draws and their outcomes, and statistics of prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, func, select, update
+from sqlalchemy import ColumnElement, Select, Update, func, select
 
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import Write, prepared
@@ -16,7 +16,6 @@ from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among, bytewise, number_of, total
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, run
-from replaydb.database.tables.schema import cursor as cursor_table
 from replaydb.database.tables.views import COPIED, IS_SAME, as_drawn, times_sampled
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawInfo, DrawOutcome, PromptInfo
@@ -120,37 +119,10 @@ def find_draw(session: Session, buffer_id: int, draw_id: int) -> DrawInfo | None
     return found[0] if found else None
 
 
-def cursor(session: Session, buffer_id: int, name: str) -> Any:
-    """Return the value of a cursor; None if it does not exist."""
-    mine = (cursor_table.c.buffer_id == buffer_id) & (cursor_table.c.name == name)
-    rows = session.run(select(cursor_table.c.value).where(mine))
-    return rows[0].value if rows else None
-
-
-def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
-    """Write cursors. If two transactions create the same cursor, one of them is retried."""
-    for name, value in sorted(cursors.items()):  # in a fixed order, to avoid deadlocks
-        changed = buffer.session.send(update_cursor(buffer.id, name, value, buffer.now))
-        if changed == 0:
-            row = {"buffer_id": buffer.id, "name": name, "value": value, "updated_at": buffer.now}
-            buffer.session.postpone(Write(insert_into(cursor_table), [row]))
-
-
 def prompts(session: Session, condition: ColumnElement[bool]) -> list[PromptInfo]:
     """Return the statistics of every prompt of the groups that meet a condition."""
     rows = session.run(select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]
-
-
-@prepared
-def update_cursor(of_buffer: Any, of_name: Any, new_value: Any, now: Any) -> Update:
-    """Update a cursor."""
-    mine = (cursor_table.c.buffer_id == of_buffer) & (cursor_table.c.name == of_name)
-    return (
-        update(cursor_table)
-        .where(mine)
-        .values({cursor_table.c.value: new_value, cursor_table.c.updated_at: now})
-    )
 
 
 @prepared

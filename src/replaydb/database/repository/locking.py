@@ -29,7 +29,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from replaydb.database.repository import buffers, lineage, maintenance, packs, retention, tasks
+from replaydb.database.repository import buffers, cursors, maintenance, packs, retention, tasks
 from replaydb.database.repository.locked import Found, LockedBuffer, Scope
 from replaydb.database.repository.maintenance import is_overdue
 from replaydb.database.repository.tasks import select_tasks
@@ -151,7 +151,7 @@ def _locked(
     if sweeps:
         maintenance.sweep(buffer)
     yield buffer
-    lineage.set_cursors(buffer, buffer.cursors)
+    cursors.save(buffer, buffer.cursors)
     retention.trim(buffer, before)
     row = buffer.row  # another object after a savepoint that was rolled back
     if (row.limited_inserts, row.limited_samples) != counted:
