@@ -53,7 +53,6 @@ from replaydb.database.repository.incremental_groups import past_deadline, selec
 from replaydb.database.repository.leases import select_overdue
 from replaydb.database.repository.lineage import select_steps, settle_groups
 from replaydb.database.repository.listing import (
-    INDEXED,
     select_end_of_next,
     select_end_of_previous,
     select_page,
@@ -135,6 +134,7 @@ from replaydb.database.statements.selections import WITHOUT_LEASE, selection
 from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.tables.schema import (
     IDLE,
+    INDEXED,
     buffer,
     draw,
     draw_group,

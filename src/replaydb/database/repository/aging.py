@@ -242,7 +242,7 @@ def count_outdated(buffer_id: int, policy_version: int, by_newest: bool) -> Sele
     newest = group.max_policy_version if by_newest else group.comparable_version
     # An unknown version is NULL, and its group does not expire.
     is_late = IS_IDLE & ~task.c.is_expiring & (staleness > task.c.max_staleness)
-    is_late &= policy_version - newest > task.c.max_staleness
+    is_late &= staleness_of(newest, policy_version) > task.c.max_staleness
     mine = (task.c.buffer_id == group.buffer_id) & (task.c.task_name == group.task_name)
     return (
         select(group.task_name, func.count().label("number"))

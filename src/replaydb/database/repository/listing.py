@@ -21,7 +21,7 @@ from replaydb.database.statements.selections import selection
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among, comes_after, comes_before
 from replaydb.database.tables.records import check_scalars
-from replaydb.database.tables.schema import IS_IDLE, episode_group, group, run, task
+from replaydb.database.tables.schema import INDEXED, IS_IDLE, episode_group, group, run, task
 from replaydb.database.tables.staleness import current_staleness
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
@@ -36,9 +36,6 @@ PARTITIONS = 32
 #: Up to this many are read without asking first which of them have groups: a statement takes longer
 #: than lookups of groups that do not exist.
 FEW_PARTITIONS = 4
-
-#: Columns with an index in which idle groups are sorted by them.
-INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.last_sampled_at}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,7 @@ from replaydb.domain.results import DrawOutcome
 
 #: Every revision in `migrations/`, the newest last. Opening a store compares with the last one, and
 #: so does not need alembic.
-REVISIONS: tuple[str, ...] = (
-    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
-    "0011",
-)
+REVISIONS = tuple(f"{number:04}" for number in range(1, 12))
 
 metadata = MetaData(
     naming_convention={
@@ -213,20 +210,18 @@ def _index(name: str, *columns: ColumnElement[Any], where: ColumnElement[bool]) 
     Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-def _scheduling_index(key: str, where: ColumnElement[bool] = IS_IDLE) -> None:
-    """Define an index that matches both the WHERE and the ORDER BY of one kind of draw.
+#: Columns by which an index sorts idle groups, besides their exponential keys.
+INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.last_sampled_at}
 
-    Leased and archived groups are in none of these: a lease removes them, and an ack adds none.
-    """
-    columns = (group[name] for name in ("buffer_id", "task_name", "group_status", key, "id"))
-    _index(f"ix_episode_group_{key}", *columns, where=where)
-
-
-Index("ix_episode_group_arrival", group.buffer_id, group.task_name, group.group_status, group.id)
-for _key in ("priority", "uniform_key", "priority_key", "comparable_version", "times_sampled"):
-    _scheduling_index(_key)
-# Groups that were never drawn are not in this one: most queues draw a group once.
-_scheduling_index("last_sampled_at", IS_IDLE & group.last_sampled_at.is_not(None))
+# Each scheduling index matches both the WHERE and the ORDER BY of one kind of draw.
+_PARTITION = (group.buffer_id, group.task_name, group.group_status)
+Index("ix_episode_group_arrival", *_PARTITION, group.id)
+for _key in INDEXED | {group.uniform_key, group.priority_key}:
+    # Leased and archived groups are in none of these: a lease removes them, and an ack adds none.
+    # Nor are groups that were never drawn in that of last draws: most queues draw a group once.
+    _is_drawn = group.last_sampled_at.is_not(None)
+    _indexed = IS_IDLE & _is_drawn if _key is group.last_sampled_at else IS_IDLE
+    _index(f"ix_episode_group_{_key.name}", *_PARTITION, _key, group.id, where=_indexed)
 # BRIN on PostgreSQL: after an advance, this column is rewritten in every live row. A BRIN index,
 # unlike a B-tree, allows such updates to be heap-only (HOT).
 Index(
