@@ -14,6 +14,7 @@ from replaydb import analysis
 from replaydb.buffer.store import Store
 from replaydb.database.tables.views import TRAINED
 from replaydb.domain.results import RunInfo, RunStats, VersionTotals
+from replaydb.errors import InvalidInputError
 from replaydb.ui import downloads
 from replaydb.ui.charts import Chart, by_number
 from replaydb.ui.pages import as_json, optional_number, page, store_of, text_of
@@ -88,8 +89,7 @@ class RunView:
 
 async def run(request: Request) -> Response:
     """Show a run: its groups, and what it trained on."""
-    [name] = await _names(request, ("name",))
-    view = await load_run(store_of(request), name)
+    view = await load_run(store_of(request), text_of(request, "name"))
     return page(request, "run.html", run=view, charts=_charts([view]), max_tasks=MAX_TASKS)
 
 
@@ -98,7 +98,7 @@ async def runs(request: Request) -> Response:
     store = store_of(request)
     a, b = request.query_params.get("a"), request.query_params.get("b")
     if a and b:
-        both = [await load_run(store, name) for name in await _names(request, ("a", "b"))]
+        both = [await load_run(store, name) for name in (a, b)]
         return page(
             request,
             "two_runs.html",
@@ -119,23 +119,16 @@ async def download(request: Request) -> Response:
     return await downloads.answer(request, analysis.runs)
 
 
-async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:
-    """Return the run names in the query parameters, checked to exist."""
-    known = {it.name for it in await store_of(request).runs()}
-    names = [text_of(request, field) for field in fields]
-    for name in names:
-        if name not in known:
-            raise HTTPException(404, f"there is no run named {name!r}")
-    return names
-
-
 async def load_run(store: Store, name: str) -> RunView:
     """Load the statistics of a run.
 
     Raises:
-        InvalidInputError: There is no such run.
+        HTTPException: There is no such run.
     """
-    stats = await store.run_stats(name)
+    try:
+        stats = await store.run_stats(name)
+    except InvalidInputError:
+        raise HTTPException(404, f"there is no run named {name!r}") from None
     groups = sum(it.num_groups for it in stats.versions)
     hours = _hours(stats.first_put_at, stats.last_put_at)
     stale: dict[int, int] = {}
