@@ -10,8 +10,9 @@ from sqlalchemy import cast, func, select
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import ExecutableDDLElement
 
-from replaydb.database.postgresql import checkup, pooler, roles, sequences, sql, standby
+from replaydb.database.postgresql import checkup, pooler, roles, sequences, standby
 from replaydb.database.postgresql import instance as instances
+from replaydb.database.postgresql.sql import command
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import own_tables
 from replaydb.domain.results import Finding
@@ -65,10 +66,10 @@ class PostgresqlAdministration:
     async def vacuum(self) -> None:
         """Rewrite table by table. Each is locked meanwhile."""
         async with self._backend.alone() as connection:
-            for name, one in own_tables().items():
+            for name in own_tables():
                 file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
                 before = await connection.scalar(file)
-                await connection.execute(sql.rewrite_table(one))
+                await connection.execute(command("VACUUM (FULL, ANALYZE) {}", name))
                 if await connection.scalar(file) == before:  # skipped, with only a warning
                     raise DatabaseError(
                         f"{self._backend.shown}: the server does not let this user vacuum {name}: "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import Connection, String, cast, column, func, not_, or_, select, table
 from sqlalchemy.dialects.postgresql import REGCLASS
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import ExecutableDDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
+
+from replaydb.database.postgresql.sql import command
 
 Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
 #: For each privilege on a table its columns; an empty sequence means all columns.
@@ -59,81 +59,6 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
         {name: {"INSERT": ()} for name in ("draw", "draw_group", "policy_change")},
     ),
 }
-
-
-class create_role(ExecutableDDLElement):
-    """Create a role that cannot log in. Users become members of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class revoke_all(ExecutableDDLElement):
-    """Revoke all privileges of a role on the tables of a schema."""
-
-    def __init__(self, schema: str, role: str) -> None:
-        self.schema = schema
-        self.role = role
-
-
-class grant_schema(ExecutableDDLElement):
-    """Let a role use a schema."""
-
-    def __init__(self, schema: str, role: str) -> None:
-        self.schema = schema
-        self.role = role
-
-
-class grant_ids(ExecutableDDLElement):
-    """Let a role read sequences (SELECT), or generate ids for the rows it inserts (USAGE)."""
-
-    def __init__(self, privilege: Literal["SELECT", "USAGE"], schema: str, role: str) -> None:
-        self.privilege = privilege
-        self.schema = schema
-        self.role = role
-
-
-class grant(ExecutableDDLElement):
-    """Grant a role a privilege on a table, or on some of its columns."""
-
-    def __init__(
-        self, privilege: Privilege, columns: Sequence[str], table_name: str, role: str
-    ) -> None:
-        self.privilege = privilege
-        self.columns = columns
-        self.table_name = table_name
-        self.role = role
-
-
-@compiles(create_role, "postgresql")
-def _create_role(element: create_role, compiler: DDLCompiler, **kw: Any) -> str:
-    return f"CREATE ROLE {compiler.preparer.quote(element.name)} NOLOGIN"
-
-
-@compiles(revoke_all, "postgresql")
-def _revoke_all(element: revoke_all, compiler: DDLCompiler, **kw: Any) -> str:
-    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
-    return f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"
-
-
-@compiles(grant_schema, "postgresql")
-def _grant_schema(element: grant_schema, compiler: DDLCompiler, **kw: Any) -> str:
-    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
-    return f"GRANT USAGE ON SCHEMA {schema} TO {role}"
-
-
-@compiles(grant_ids, "postgresql")
-def _grant_ids(element: grant_ids, compiler: DDLCompiler, **kw: Any) -> str:
-    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
-    return f"GRANT {element.privilege} ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
-
-
-@compiles(grant, "postgresql")
-def _grant(element: grant, compiler: DDLCompiler, **kw: Any) -> str:
-    quote = compiler.preparer.quote
-    columns = f" ({', '.join(map(quote, element.columns))})" if element.columns else ""
-    table_name, role = quote(element.table_name), quote(element.role)
-    return f"GRANT {element.privilege}{columns} ON {table_name} TO {role}"
 
 
 _NAME = column("rolname", String())
@@ -188,15 +113,21 @@ def statements(
     for ending, rights in RIGHTS.items():
         role = f"{prefix}_{ending}"
         if role not in known:
-            yield create_role(role)
-        yield revoke_all(schema, role)
-        yield grant_schema(schema, role)
-        yield grant_ids("SELECT", schema, role)
-        if rights:
-            yield grant_ids("USAGE", schema, role)
+            yield command("CREATE ROLE {} NOLOGIN", role)  # users become members of it
+        yield command("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", schema, role)
+        yield command("GRANT USAGE ON SCHEMA {} TO {}", schema, role)
+        yield command("GRANT SELECT ON ALL SEQUENCES IN SCHEMA {} TO {}", schema, role)
+        if rights:  # to generate ids for rows
+            yield command("GRANT USAGE ON ALL SEQUENCES IN SCHEMA {} TO {}", schema, role)
         for name in tables:
-            yield grant("SELECT", (), name, role)
+            yield _grant("SELECT", (), name, role)
         for part in rights:
             for name, privileges in part.items():
                 for privilege, columns in privileges.items():
-                    yield grant(privilege, columns, name, role)
+                    yield _grant(privilege, columns, name, role)
+
+
+def _grant(privilege: Privilege, columns: Sequence[str], table_name: str, role: str) -> command:
+    """Grant a role a privilege on a table, or on some of its columns."""
+    some = f" ({', '.join('{}' for _ in columns)})" if columns else ""
+    return command(f"GRANT {privilege}{some} ON {{}} TO {{}}", *columns, table_name, role)

@@ -12,9 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
-from replaydb.database.postgresql import index_builds, sql
+from replaydb.database.postgresql import index_builds
 from replaydb.database.postgresql.limits import BOUND_IDLENESS
 from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.postgresql.sql import command
 from replaydb.database.runtime.session import Session, Work
 from replaydb.database.tables.schema import own_tables
 from replaydb.errors import DatabaseUnavailableError
@@ -75,15 +76,16 @@ class PostgresqlSchema:
         Calls that use a table wait behind a transaction that waits to lock it. So it waits only for
         a second at a time, and others work meanwhile. With all locks, it cannot deadlock later.
         """
-        tables, core = [one for name, one in own_tables().items() if name in names], session.core
+        tables, core = sorted(own_tables().keys() & set(names)), session.core
         if not tables:
             return
+        lock = f"LOCK TABLE {', '.join('{}' for _ in tables)} IN ACCESS EXCLUSIVE MODE"
         end = monotonic() + LOCK_SECONDS
         while True:
             try:
                 with core.begin_nested():
                     core.execute(_lock_timeout("1s"))
-                    core.execute(sql.lock_tables(tables))
+                    core.execute(command(lock, *tables))
                 break
             except DBAPIError as error:
                 state = getattr(error.orig, "sqlstate", None)

@@ -14,6 +14,7 @@ from replaydb.database.tables.expressions import (
     bytewise,
     comes_after,
     comes_before,
+    compile_as,
     in_turn,
     joined,
     json_as_stored,
@@ -42,59 +43,24 @@ def _compile_set_user_version(element: set_user_version, compiler: DDLCompiler, 
     return f"PRAGMA user_version = {int(element.version)}"
 
 
-@compiles(among, "sqlite")
-def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
-    left, values = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"{left} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - compiled clauses
-
-
-@compiles(comes_after, "sqlite")
-def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any) -> str:
-    """Compare each column. In a row comparison, SQLite uses no index for the rowid."""
-    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
-    return f"({column} = {value} AND {id_column} > {last})"
-
-
-@compiles(comes_before, "sqlite")
-def _compile_comes_before(element: comes_before, compiler: SQLCompiler, **kw: Any) -> str:
-    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
-    return f"({column} = {value} AND {id_column} < {last})"
-
-
-@compiles(as_stored, "sqlite")
-def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
-
-
-@compiles(json_as_stored, "sqlite")
-def _compile_json_as_stored(element: json_as_stored, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
-
-
-@compiles(server_time, "sqlite")
-def _compile_server_time(element: server_time, compiler: SQLCompiler, **kw: Any) -> str:
-    return "NULL"
-
-
-@compiles(next_draw_id, "sqlite")
-def _compile_next_draw_id(element: next_draw_id, compiler: SQLCompiler, **kw: Any) -> str:
-    return "NULL"
-
-
-@compiles(in_turn, "sqlite")
-def _compile_in_turn(element: in_turn, compiler: SQLCompiler, **kw: Any) -> str:
-    return "1"
-
-
-@compiles(joined, "sqlite")
-def _compile_joined(element: joined, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"group_concat({compiler.process(element.clauses, **kw)})"
-
-
-@compiles(seconds_between, "sqlite")
-def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **kw: Any) -> str:
-    begin, end = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"((julianday({end}) - julianday({begin})) * 86400.0)"
+compile_as(
+    "sqlite",
+    {
+        among: "{0} IN (SELECT value FROM json_each({1}))",
+        # Each column is compared. In a row comparison, SQLite uses no index for the rowid.
+        comes_after: "({0} = {1} AND {2} > {3})",
+        comes_before: "({0} = {1} AND {2} < {3})",
+        as_stored: "CAST({0} AS BLOB)",
+        json_as_stored: "CAST({0} AS BLOB)",
+        server_time: "NULL",
+        next_draw_id: "NULL",
+        in_turn: "1",
+        joined: "group_concat({0})",
+        seconds_between: "((julianday({1}) - julianday({0})) * 86400.0)",
+        matches: "({0} GLOB {1})",
+        bytewise: "{0}",
+    },
+)
 
 
 @compiles(json_part, "sqlite")
@@ -123,14 +89,3 @@ _JSON_KINDS = {
     json_boolean: ("{}.value", "{}.type IN ('true', 'false')"),
     json_kind: ("{}.type", "{}.type <> 'null'"),
 }
-
-
-@compiles(matches, "sqlite")
-def _compile_matches(element: matches, compiler: SQLCompiler, **kw: Any) -> str:
-    text, pattern = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"({text} GLOB {pattern})"
-
-
-@compiles(bytewise, "sqlite")
-def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(element.clauses, **kw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -27,11 +27,25 @@ from sqlalchemy import (
     cast,
     func,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeEngine
 
 T = TypeVar("T")
+
+
+def compile_as(engine: str, templates: Mapping[type[Any], str]) -> None:
+    """Compile expressions on an engine to templates, in which {0} is the first operand."""
+    for kind, template in templates.items():
+
+        def compiled(
+            element: Any, compiler: SQLCompiler, *, template: str = template, **kw: Any
+        ) -> str:
+            return template.format(*(compiler.process(one, **kw) for one in element.clauses))
+
+        compiles(kind, engine)(compiled)
 
 
 def total(column: ColumnElement[int], name: str) -> Label[int]:
