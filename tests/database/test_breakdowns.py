@@ -166,7 +166,7 @@ async def test_a_connection_that_is_lost_while_while_it_is_opened(
         buffer = await store.buffer("math")
         await terminate_connections(postgresql_url)
         writer: Any = store._database.writer
-        engine = writer._engine.sync_engine
+        engine = writer.pool._connect.args[0]
         event.listen(engine, "connect", lambda one, _: one.run_async(end), insert=True)
         await buffer.put(group())
         assert len(lost) == 1

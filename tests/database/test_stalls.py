@@ -43,7 +43,7 @@ LIMITS = {
     "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
     "replaydb.buffer.drawing.RELEASE_SECONDS": 0.3,
     "replaydb.database.postgresql.transactions.COMMIT_SECONDS": 0.3,
-    "replaydb.database.postgresql.transactions.ROLLBACK_SECONDS": 0.2,
+    "replaydb.database.postgresql.connecting.ROLLBACK_SECONDS": 0.2,
 }
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from replaydb.database.engines import backend_for
 from replaydb.database.postgresql.backend import PostgresqlBackend
+from replaydb.database.postgresql.connecting import connect
 from replaydb.database.runtime.prepared import Bound
 from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite.backend import SqliteBackend
@@ -23,7 +24,13 @@ def engine_of(url: str, *, foreign_keys: bool = True) -> AsyncEngine:
     """Return an engine for read-write transactions, which begin before they read."""
     backend: Any = backend_for(url)
     if isinstance(backend, PostgresqlBackend):
-        return backend.engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+        settings = {"application_name": "replaydb", **backend.url.settings}
+        return create_async_engine(
+            "postgresql+asyncpg://",
+            connect_args={"async_creator_fn": partial(connect, backend.url, settings)},
+            isolation_level="READ COMMITTED",
+            poolclass=NullPool,
+        )
     return _sqlite_engine(backend, foreign_keys)
 
 

@@ -79,8 +79,5 @@ def counted_commits(store: Store) -> Iterator[list[object]]:
 
 def num_used(store: Store) -> int:
     """Return the number of connections that calls use."""
-    writer, reader = store._database.writer, store._database.reader
-    if isinstance(writer, SqliteTransactions) and isinstance(reader, SqliteTransactions):
-        return writer.pool.num_used + reader.pool.num_used
-    engines: Any = (writer, reader)
-    return sum(one._engine.pool.checkedout() for one in engines)
+    several: Any = (store._database.writer, store._database.reader)
+    return sum(one.pool.num_used for one in several)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, insert, literal, select, text, update
-from sqlalchemy.dialects.postgresql import REGCLASS
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.util import greenlet_spawn
 
 import replaydb as rdb
 from replaydb import Store
@@ -25,8 +25,9 @@ from replaydb.database.engines import backend_for
 from replaydb.database.postgresql import commits
 from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.postgresql.commits import Acknowledged, Commit, Transaction
-from replaydb.database.postgresql.connecting import Connection
+from replaydb.database.postgresql.connecting import WRITING, Connection
 from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.runtime.waits import Waits
 from replaydb.database.tables.schema import commit_proof
 from support.connections import transaction
 from support.groups import group
@@ -34,95 +35,102 @@ from support.invariants import number_of
 from support.postgres import PostgresServer
 from support.proxy import Proxy, cut_commits
 
+Connected = Callable[[], AbstractAsyncContextManager[Connection]]
+
 
 @pytest.fixture
-async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
+async def connected(postgresql_url: str) -> AsyncIterator[Connected]:
+    """A function that uses a connection of a pool for a block."""
     backend = backend_for(postgresql_url)
     assert isinstance(backend, PostgresqlBackend)
-    made = backend.engine(isolation_level="READ COMMITTED")
-    yield made
-    await made.dispose()
+    pool = backend.connections.pool(backend.connections.opening(), 5, 5, Waits("test"))
+    yield partial(pool.connection, asyncio.get_running_loop().time() + 600)
+    await pool.close()
 
 
-async def prove(connection: AsyncConnection, known: Acknowledged) -> bool:
-    """Run the last statement of a write, in the transaction of SQLAlchemy's connection."""
-    await connection.execute(select(1))
-    return await connection.run_sync(lambda core: commits.prove(PostgresqlSession(core), known))
+async def prove(connection: Connection, known: Acknowledged) -> bool:
+    """Begin a transaction, and run the last statement of a write."""
+    await connection.begin(WRITING)
+    return await greenlet_spawn(commits.prove, PostgresqlSession(connection), known)
+
+
+def proof_of(connection: Connection) -> Transaction:
+    assert connection.proof is not None
+    return connection.proof
 
 
 @asynccontextmanager
-async def proved(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
+async def proved(connected: Connected) -> AsyncIterator[tuple[Connection, Transaction]]:
     """Run a transaction as every write does, until its COMMIT."""
-    async with engine.connect() as connection:
+    async with connected() as connection:
         assert await prove(connection, Acknowledged())
-        yield connection, commits.transaction_of(connection)
+        yield connection, proof_of(connection)
 
 
-def read_outcome(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
+def read_outcome(connected: Connected, about: Transaction) -> asyncio.Task[bool]:
     end = asyncio.get_running_loop().time() + 30
-    return asyncio.create_task(commits.was_committed(engine, about, end))
+    return asyncio.create_task(commits.was_committed(connected, about, end))
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("earlier", [0, 1], ids=["the first", "a later one"])
 async def test_reading_an_outcome_waits_for_the_transaction(
-    engine: AsyncEngine,
+    connected: Connected,
     postgres: PostgresServer,
     postgresql_url: str,
     commits: bool,
     earlier: int,
 ) -> None:
     for _ in range(earlier):
-        async with proved(engine) as (connection, _done):
+        async with proved(connected) as (connection, _done):
             await connection.commit()
-    async with proved(engine) as (connection, mine):
+    async with proved(connected) as (connection, mine):
         assert mine.number == earlier + 1
-        answer = read_outcome(engine, replace(mine, pid=0))  # no session is terminated
+        answer = read_outcome(connected, replace(mine, pid=0))  # no session is terminated
         while not (answer.done() or await postgres.num_blocked(postgresql_url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await (connection.commit() if commits else connection.rollback())
+        await (connection.commit() if commits else connection.abandon())
         assert await answer is commits
 
 
-async def test_reading_an_outcome_terminates_only_that_transaction(engine: AsyncEngine) -> None:
+async def test_reading_an_outcome_terminates_only_that_transaction(connected: Connected) -> None:
     """Another server, or a later transaction, may have the same process id."""
-    async with proved(engine) as (innocent, other), proved(engine) as (ended, mine):
+    async with proved(connected) as (innocent, other), proved(connected) as (ended, mine):
         stranger = replace(other, connection_uid=uuid4(), began_at=mine.began_at)
-        assert await read_outcome(engine, stranger) is False
-        assert await innocent.scalar(select(1)) == 1
-        assert await read_outcome(engine, mine) is False
+        assert await read_outcome(connected, stranger) is False
+        assert await innocent.fetchval("SELECT 1") == 1
+        assert await read_outcome(connected, mine) is False
         await innocent.commit()
-        await ended.invalidate()
+        ended.terminate()
 
 
-async def test_updates_of_commit_proof_are_hot(engine: AsyncEngine, postgresql_url: str) -> None:
+async def test_updates_of_commit_proof_are_hot(connected: Connected, postgresql_url: str) -> None:
     """No index is changed, and no more than one page is used."""
     async with transaction(postgresql_url) as connection:  # remove dead rows of other tests
         await connection.execute(text("TRUNCATE commit_proof"))
-    table = literal("commit_proof").cast(REGCLASS)
-    in_place = select(func.pg_stat_get_xact_tuples_hot_updated(table))
+    in_place = "SELECT pg_stat_get_xact_tuples_hot_updated('commit_proof'::regclass)"
     found = []
     for _ in range(300):
-        async with proved(engine) as (connection, _mine):
-            found.append(await connection.scalar(in_place))
+        async with proved(connected) as (connection, _mine):
+            found.append(await connection.fetchval(in_place))
             await connection.commit()
-    async with engine.connect() as connection:
-        assert await connection.scalar(select(func.pg_relation_size(table))) == 8192
+    async with connected() as connection:
+        assert await connection.fetchval("SELECT pg_relation_size('commit_proof')") == 8192
     assert found.count(0) == 1  # the first inserts the row
 
 
 async def test_a_commit_is_required_until_a_later_one_includes_it(
-    engine: AsyncEngine, postgresql_url: str
+    connected: Connected, postgresql_url: str
 ) -> None:
     """Either of two concurrent transactions may be the first in the log of the server."""
     known = Acknowledged()
-    async with engine.connect() as first, engine.connect() as second:
+    async with connected() as first, connected() as second:
         for connection in (first, second):
             assert await prove(connection, known)
         for connection in (second, first):
             await connection.commit()
-            known.add(commits.transaction_of(connection))
-        uid = commits.transaction_of(second).connection_uid
+            known.add(proof_of(connection))
+        uid = proof_of(second).connection_uid
         for number, is_there in ((0, False), (1, True)):
             async with transaction(postgresql_url) as other:
                 of_second = commit_proof.c.connection_uid == uid
@@ -132,21 +140,21 @@ async def test_a_commit_is_required_until_a_later_one_includes_it(
             assert await prove(first, known) is is_there
             await first.commit()
         assert len(known.newest) == 2
-        known.add(commits.transaction_of(first))
+        known.add(proof_of(first))
         assert len(known.newest) == 1
 
 
 async def test_commits_whose_rows_may_be_deleted_are_not_required(
-    engine: AsyncEngine, postgresql_url: str
+    connected: Connected, postgresql_url: str
 ) -> None:
     known = Acknowledged()
-    async with engine.connect() as connection:
+    async with connected() as connection:
         assert await prove(connection, known)
         await connection.commit()
-        mine = commits.transaction_of(connection)
+        mine = proof_of(connection)
     for age, is_there in ((timedelta(hours=11), False), (timedelta(hours=13), True)):
         known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
-        async with engine.connect() as connection:
+        async with connected() as connection:
             assert await prove(connection, known) is is_there
 
 
@@ -158,8 +166,8 @@ async def test_commits_after_a_snapshot_are_not_required(
     has_snapshot, has_committed = asyncio.Event(), threading.Event()
 
     async def execute_and_wait(self: Connection, query: str, *values: Any, **options: Any) -> str:
-        sets_limits = "READ ONLY" in query and bool(self.first_statement)
-        result = await execute(self, query, *values, **options)
+        sets_limits = "READ ONLY" in query and "set_config" in query
+        result: str = await execute(self, query, *values, **options)
         if sets_limits:
             loop.call_soon_threadsafe(has_snapshot.set)
             await asyncio.to_thread(has_committed.wait, 30)

@@ -24,7 +24,7 @@ async def test_a_loss_of_connections_is_logged_once(
         buffer = await store.buffer("math")
         await buffer.put(group())
         await buffer.sample(1)
-        caplog.set_level("INFO", "replaydb.database.postgresql.connecting")
+        caplog.set_level("INFO", "replaydb.database.postgresql.connections")
         for _ in range(2):
             await terminate_connections(postgresql_url)
             await buffer.put(group())

@@ -12,7 +12,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database.postgresql import shortage
+from replaydb.database.postgresql import connections
 from replaydb.database.postgresql.backend import PostgresqlBackend
 from support.groups import groups
 
@@ -85,13 +85,13 @@ async def test_connections_are_kept_again_after_a_shortage(
     postgresql_url: str, limited_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the error of a shortage that lasts names its reason."""
-    monkeypatch.setattr(shortage, "SHORTAGE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "SHORTAGE_SECONDS", 0.2)
     async with Store.open(postgresql_url) as store:
         await store.buffer("math")
     others = [await asyncpg.connect(limited_url) for _ in range(LIMIT)]
     with pytest.raises(rdb.DatabaseUnavailableError, match=r"too many connections .*53300"):
         await Store.open(limited_url)
-    monkeypatch.setattr(shortage, "SHORTAGE_SECONDS", 1000.0)
+    monkeypatch.setattr(connections, "SHORTAGE_SECONDS", 1000.0)
     await others[0].close()
     async with Store.open(limited_url) as store:
         backend = store._database.backend
@@ -101,14 +101,16 @@ async def test_connections_are_kept_again_after_a_shortage(
         await _short(backend)
         await others[1].close()
         await putting
-        assert (backend.has_one_connection, len(backend._shortage._idle)) == (True, 0)
-        backend._shortage._until = 0.0
+        assert (backend.has_one_connection, _num_idle(backend)) == (True, 0)
+        backend.connections._short_until = 0.0
         await buffer.count()
         assert not backend.has_one_connection
-        assert (
-            backend._shortage._idle
-        )  # of this call, and perhaps of a notification that was sent meanwhile
+        assert _num_idle(backend)  # of this call, and perhaps of a notification sent meanwhile
         await others[2].close()
+
+
+def _num_idle(backend: PostgresqlBackend) -> int:
+    return sum(len(pool._idle) for pool in backend.connections._pools)
 
 
 async def _short(backend: PostgresqlBackend) -> None:

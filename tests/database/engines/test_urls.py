@@ -291,7 +291,8 @@ def test_shown_urls_have_no_passwords(tmp_path: Path) -> None:
     backend: Any = backend_for(url)
     assert backend.shown == f"postgresql://:***@one:7,two/replay?user=me&sslkey={key}"
     dataset = ReplayDataset(url=url, buffer="math", batch_size=2)
-    engine = backend.engine()
-    for shown in (repr(dataset), repr(backend.url), repr(engine), repr(engine.pool.__dict__)):
+    opened = backend.connections.opening()
+    [engine] = opened.args
+    for shown in (repr(dataset), repr(backend.url), repr(opened), repr(engine.pool.__dict__)):
         assert "alpha" not in shown
         assert "bravo" not in shown

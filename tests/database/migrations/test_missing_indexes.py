@@ -171,13 +171,13 @@ async def test_a_creation_that_deadlocks_is_repeated_a_limited_number_of_times(
     monkeypatch.setattr(index_builds, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(index_builds, "ATTEMPTS", 3)
     reason = Mock(spec=Exception, sqlstate=sqlstate)
-    creator, observer = AsyncMock(), AsyncMock()
-    creator.execute.side_effect = DBAPIError("CREATE INDEX", None, reason)
-    observer.execute.return_value = Mock(one_or_none=lambda: None)  # there is no index
+    creator, observer = Mock(), Mock()
+    creator.core.execute.side_effect = DBAPIError("CREATE INDEX", None, reason)
+    observer.core.execute.return_value = Mock(one_or_none=lambda: None)  # there is no index
     [index, *_] = episode_group.indexes
     with pytest.raises(DBAPIError):
         await index_builds.create_missing(creator, observer, [index], lambda *_: None)
-    assert creator.execute.await_count == attempts
+    assert creator.core.execute.call_count == attempts
 
 
 async def test_an_index_of_a_new_revision(

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import cast, func, select
+from sqlalchemy import Connection, cast, func, select
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.util import greenlet_spawn
 
 from replaydb.database.postgresql import checkup, pooler, roles, sequences, standby
 from replaydb.database.postgresql import instance as instances
@@ -56,26 +57,27 @@ class PostgresqlAdministration:
 
     async def size(self) -> int:
         """Return the size of the tables, with their indexes and TOAST tables."""
+        sizes = (func.pg_total_relation_size(cast(name, REGCLASS)) for name in own_tables())
         async with self._backend.alone() as connection:
-            total = 0
-            for name in own_tables():
-                size = select(func.pg_total_relation_size(cast(name, REGCLASS)))
-                total += (await connection.execute(size)).scalar_one()
-        return total
+            [row] = await greenlet_spawn(connection.core.execute, select(*sizes))
+        return sum(row)
 
     async def vacuum(self) -> None:
         """Rewrite table by table. Each is locked meanwhile."""
         async with self._backend.alone() as connection:
-            for name in own_tables():
-                file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
-                before = await connection.scalar(file)
-                await connection.execute(command("VACUUM (FULL, ANALYZE) {}", name))
-                if await connection.scalar(file) == before:  # skipped, with only a warning
-                    raise DatabaseError(
-                        f"{self._backend.shown}: the server does not let this user vacuum {name}: "
-                        "that takes the owner of the table or of the database, or from "
-                        "PostgreSQL 17 on MAINTAIN on the table (SQLSTATE 42501)"
-                    )
+            await greenlet_spawn(self._vacuum, connection.core)
+
+    def _vacuum(self, core: Connection) -> None:
+        for name in own_tables():
+            file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
+            before = core.scalar(file)
+            core.execute(command("VACUUM (FULL, ANALYZE) {}", name))
+            if core.scalar(file) == before:  # skipped, with only a warning
+                raise DatabaseError(
+                    f"{self._backend.shown}: the server does not let this user vacuum {name}: "
+                    "that takes the owner of the table or of the database, or from "
+                    "PostgreSQL 17 on MAINTAIN on the table (SQLSTATE 42501)"
+                )
 
     def instance(self, session: Session) -> Instance:
         """Ask the server which database of which server it is, and on which timeline."""

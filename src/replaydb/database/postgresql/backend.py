@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import MappingProxyType
-from typing import Any
-from weakref import WeakSet
 
-import asyncpg
-from sqlalchemy import ExceptionContext, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
-
-from replaydb.database.postgresql import standby, transactions
+from replaydb.database.postgresql import limits, transactions
 from replaydb.database.postgresql.administration import PostgresqlAdministration
 from replaydb.database.postgresql.commits import Acknowledged
-from replaydb.database.postgresql.connecting import ConnectionLog, read_types
+from replaydb.database.postgresql.connecting import ARRAYS, Connection
+from replaydb.database.postgresql.connections import Connections
 from replaydb.database.postgresql.errors import PostgresqlErrors
 from replaydb.database.postgresql.schema_changes import PostgresqlSchema
-from replaydb.database.postgresql.shortage import Shortage
 from replaydb.database.postgresql.signal import NoSignal, PostgresqlSignal
 from replaydb.database.postgresql.transactions import PostgresqlTransactions
 from replaydb.database.runtime.loop_thread import LoopThread
@@ -29,17 +20,12 @@ from replaydb.database.runtime.protocol import Traits
 from replaydb.database.runtime.signals import Signal
 from replaydb.database.runtime.waits import Waits
 from replaydb.database.urls import PostgresqlURL
-from replaydb.errors import (
-    ReplayDBError,
-)
-
-logger = logging.getLogger(__name__)
+from replaydb.errors import ReplayDBError
 
 #: Connections of a pool that are kept open. It may open twice as many more.
 POOL_SIZE = 8
 #: A draw of this size is received in about one round trip.
 SMALL_DRAW_BYTES = 256 << 10
-_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class PostgresqlBackend:
@@ -50,19 +36,11 @@ class PostgresqlBackend:
     ) -> None:
         self.url = url
         self.read_only = read_only
-        self._shortage = Shortage()
-        self._pool: dict[str, Any] = {
-            "pool_size": pool_size or POOL_SIZE,
-            "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
-            "pool_timeout": None,  # the call has a deadline
-            "pool_use_lifo": True,
-        }
-        self._most = pool_size or 3 * POOL_SIZE
+        self._pool_size = pool_size
         self._concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
         self.errors = PostgresqlErrors(url.shown)
-        self._log = ConnectionLog(url.shown)
+        self.connections = Connections(url, self.errors)
         self.acknowledged = Acknowledged()
-        self.pooled: WeakSet[Any] = WeakSet()  # connections of the driver
         self.loop = LoopThread()
 
     @property
@@ -98,104 +76,58 @@ class PostgresqlBackend:
 
         Those may all be in use by transactions that wait for its locks, or for more connections.
         """
-        return self.url.through_pgbouncer or self._shortage.is_recent()
+        return self.url.through_pgbouncer or self.connections.is_short()
 
     def writer(self, waits: Waits) -> PostgresqlTransactions:
         """Return connections for READ COMMITTED transactions, which lock what they depend on."""
-        engine = self.engine(isolation_level="AUTOCOMMIT", **self._pool)
-        event.listen(engine.sync_engine, "connect", read_types)
-        return PostgresqlTransactions(self, engine, self._most, waits)
+        return self._transactions(waits, self.url.frozen_seconds, writes=True)
 
     def reader(self, waits: Waits) -> PostgresqlTransactions:
         """Return connections for REPEATABLE READ snapshots."""
-        engine = self.engine(self._reading(), isolation_level="AUTOCOMMIT", **self._pool)
-        return PostgresqlTransactions(self, engine, self._most, waits)
+        return self._transactions(waits, limits.IDLE_IN_TRANSACTION_SECONDS, writes=False)
 
-    def reader_engine(self) -> AsyncEngine:
-        """Return an engine for snapshots, without a pool."""
-        engine = self.engine(self._reading(), isolation_level="REPEATABLE READ", poolclass=NullPool)
-        return engine.execution_options(postgresql_readonly=True)
+    def _transactions(
+        self, waits: Waits, idle_seconds: float, *, writes: bool
+    ) -> PostgresqlTransactions:
+        async def prepare(connection: Connection) -> None:
+            if not self.url.through_pgbouncer:  # where each transaction sets its limits
+                ordinary = limits.text(connection, limits.ORDINARY_SECONDS, idle_seconds)
+                await connection.execute(ordinary)
+            if writes:
+                await connection.fetch(ARRAYS)
 
-    def _reading(self) -> Mapping[str, str]:
-        """Return settings of readers: in a store that only reads, a query uses one core."""
-        # PgBouncer refuses parameters that it does not know.
-        alone = self.read_only and not self.url.through_pgbouncer
-        return {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
+        # In a store that only reads, a query uses one core. PgBouncer refuses parameters that it
+        # does not know.
+        is_alone = self.read_only and not writes and not self.url.through_pgbouncer
+        settings = {"max_parallel_workers_per_gather": "0"} if is_alone else {}
+        opened = self.connections.opening(settings, prepare=prepare)
+        most, kept = self._pool_size or 3 * POOL_SIZE, self._pool_size or POOL_SIZE
+        pool = self.connections.pool(opened, most, kept, waits)
+        return PostgresqlTransactions(self, pool, idle_seconds)
 
     def signal(self) -> Signal:
         """Return a signal that uses LISTEN and NOTIFY, on its own connections."""
-        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_pre_ping": True}
-        if not self.url.through_pgbouncer:
-            # A NOTIFY is a commit, but a hint need not be durable.
-            engine = self.engine({"synchronous_commit": "off"}, **options)
-            return PostgresqlSignal(engine, engine, self.loop, self._shortage.is_recent)
-        if not self.url.listen_hosts:
+        open_one, url = self.connections.opening, self.url
+        if url.through_pgbouncer and not url.listen_hosts:
             return NoSignal()
-        direct = self.engine(url=self.url.direct(), **options)
-        notifying = self.engine(**options)
-        return PostgresqlSignal(direct, notifying, self.loop, self._shortage.is_recent)
+        if url.through_pgbouncer:
+            listening, notifying = open_one(url=url.direct()), open_one()
+        else:
+            # A NOTIFY is a commit, but a hint need not be durable.
+            listening = notifying = open_one({"synchronous_commit": "off"})
+        pool = self.connections.pool(notifying, 1, 1, Waits(url.shown))
+        listen = partial(self.connections.connected, listening)
+        return PostgresqlSignal(listen, pool, self.connections, self.loop)
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[AsyncConnection]:
-        """Open a connection without transactions. Errors are typed."""
-        engine = self.engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
-        async with self.disposed(engine), engine.connect() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def disposed(self, engine: AsyncEngine) -> AsyncIterator[None]:
-        """Dispose of an engine after the block, whose errors are typed."""
+    async def alone(self) -> AsyncIterator[Connection]:
+        """Open a connection for the block. Errors are typed."""
         try:
-            yield
+            async with self.connections.connected() as connection:
+                yield connection
         except ReplayDBError:
             raise
         except Exception as error:
-            raise self.errors.typed(error) or error from error
-        finally:
-            await engine.dispose()
-
-    async def _connect(self, url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
-        connection = await self._shortage.connect(url, settings)
-        self.errors.is_standby = standby.is_standby(connection)
-        return connection
-
-    def _connected(self, connection: Any, _record: object) -> None:
-        self.pooled.add(connection.driver_connection)
-
-    def engine(
-        self,
-        settings: Mapping[str, str] = _NO_SETTINGS,
-        *,
-        url: PostgresqlURL | None = None,
-        **options: Any,
-    ) -> AsyncEngine:
-        """Return an engine. Without `poolclass`, connections are pooled."""
-        url = self.url if url is None else url
-        server_settings = {
-            "application_name": "replaydb",
-            **settings,
-            **url.settings,
-        }
-        unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-        engine = create_async_engine(
-            "postgresql+asyncpg://",  # SQLAlchemy never sees the password
-            connect_args={
-                "async_creator_fn": partial(self._connect, url, server_settings),
-                **({} if url.prepares else unnamed),
-            },
-            hide_parameters=True,
-            **options,
-        )
-        self._log.listen_to(engine)
-        if "poolclass" not in options:
-            self._shortage.listen_to(engine)
-            event.listen(engine.sync_engine, "connect", self._connected)
-        event.listen(engine.sync_engine, "handle_error", _give_up_if_outdated)
-        return engine
-
-
-def _give_up_if_outdated(context: ExceptionContext) -> None:
-    """Treat a connection as lost if its statements were prepared before a table was changed."""
-    error = context.original_exception.__cause__
-    if isinstance(error, asyncpg.InvalidCachedStatementError):
-        context.is_disconnect = True
+            if (typed := self.errors.typed(error)) is None:
+                raise
+            raise typed from error

@@ -31,7 +31,8 @@ known to be there is not asked again: as long as it lasts, its server loses noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -40,7 +41,6 @@ from uuid import UUID, uuid4
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Delete,
     Insert,
     Interval,
@@ -55,13 +55,13 @@ from sqlalchemy import (
     table,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.util import greenlet_spawn
 
-from replaydb.database.postgresql.limits import IDLE_IN_TRANSACTION_SECONDS, set_limits
+from replaydb.database.postgresql import limits
+from replaydb.database.postgresql.connecting import WRITING, Connection
 from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.runtime.prepared import prepared
-from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import commit_proof
 
 #: Pause between attempts to read an outcome.
@@ -70,8 +70,6 @@ PAUSE_SECONDS = 0.05
 RETENTION = timedelta(days=1)
 #: An outcome is read at most this long after its transaction began, while its row still exists.
 READABLE_SECONDS = RETENTION.total_seconds() / 2
-_KEY = "replaydb_transaction"
-_CHECKED = "replaydb_checked_commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,46 +121,44 @@ class Acknowledged:
         self.newest = kept
 
 
-def prove(session: Session, acknowledged: Acknowledged) -> bool:
+def prove(session: PostgresqlSession, acknowledged: Acknowledged) -> bool:
     """Write the number of the open transaction, in one statement with its last writes.
 
     Returns:
         Whether the server has all acknowledged commits, as in `has_all`.
     """
-    earlier, info = acknowledged.newest, session.core.info
-    known: Transaction | None = info.get(_KEY)
+    earlier, known = acknowledged.newest, session.driver.proof
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
     [row] = session.send(_prove(uid, number, *_keys(earlier)))
-    info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
+    session.driver.proof = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
     if known is None:  # a new row: delete old ones, so that their number stays limited
         session.run(_delete_unused(RETENTION))
     return _has_all(row, earlier)
 
 
 def has_all(
-    session: Session, earlier: Mapping[UUID, Commit], *, through_pgbouncer: bool = False
+    session: PostgresqlSession, earlier: Mapping[UUID, Commit], *, through_pgbouncer: bool = False
 ) -> bool:
     """Return whether the server has the commits that were acknowledged earlier.
 
     True also if all of them are so old that their rows may have been deleted. A connection that
     does not lead through PgBouncer is asked about the same commits only once.
     """
-    info = session.core.info
     if not earlier:  # a read-only role may not be allowed to read `commit_proof`
         return True
-    if not through_pgbouncer and _is_known_to_have(info, earlier):
+    if not through_pgbouncer and _is_known_to_have(session.driver, earlier):
         return True
     [row] = session.run(_find_commits(*_keys(earlier)))
     found = _has_all(row, earlier)
-    info[_CHECKED] = earlier if found else None
+    session.driver.checked = earlier if found else None
     return found
 
 
-def _is_known_to_have(info: Mapping[str, Any], earlier: Mapping[UUID, Commit]) -> bool:
-    mine: Transaction | None = info.get(_KEY)
+def _is_known_to_have(connection: Connection, earlier: Mapping[UUID, Commit]) -> bool:
+    mine = connection.proof
     is_own = mine is not None and list(earlier) == [mine.connection_uid]
-    return is_own or info.get(_CHECKED) is earlier
+    return is_own or connection.checked is earlier
 
 
 def _keys(commits: Mapping[UUID, Commit]) -> tuple[list[UUID], list[int]]:
@@ -175,20 +171,18 @@ def _has_all(row: Any, earlier: Mapping[UUID, Commit]) -> bool:
     )
 
 
-def transaction_of(connection: AsyncConnection) -> Transaction:
-    """Return the transaction that `begin` began."""
-    transaction: Transaction = connection.info[_KEY]
-    return transaction
-
-
-async def was_committed(engine: AsyncEngine, transaction: Transaction, end: float) -> bool:
+async def was_committed(
+    connected: Callable[[], AbstractAsyncContextManager[Connection]],
+    transaction: Transaction,
+    end: float,
+) -> bool:
     """Return whether a transaction was committed. Retry until a server that accepts writes answers.
 
     If the transaction is still in progress, its session has lost its client. Terminate that
     session.
 
     Args:
-        engine: An engine in autocommit that connects to the current primary.
+        connected: Connects to the current primary.
         transaction: A transaction of a connection that is no longer used.
         end: Deadline, a time of the event loop.
 
@@ -201,7 +195,7 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
         async with asyncio.timeout_at(end):
             while True:
                 try:
-                    async with engine.connect() as connection:
+                    async with connected() as connection:
                         return await _read_outcome(connection, transaction, end)
                 except Exception as error:  # it is unreachable, starting, recovering or a standby
                     failed = error
@@ -210,21 +204,19 @@ async def was_committed(engine: AsyncEngine, transaction: Transaction, end: floa
         raise error from failed
 
 
-async def _read_outcome(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
+async def _read_outcome(connection: Connection, transaction: Transaction, end: float) -> bool:
     seconds = end - asyncio.get_running_loop().time()
-    await set_limits(connection, seconds, IDLE_IN_TRANSACTION_SECONDS, is_local=True)
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    begun = driver.transaction(isolation="read_committed")
-    await begun.start()
+    idle_seconds = limits.IDLE_IN_TRANSACTION_SECONDS
+    limit = limits.text(connection, seconds, idle_seconds, is_local=True)
+    await connection.begin(f"{WRITING}; {limit}")
 
-    def work(core: Connection) -> int:
-        session = PostgresqlSession(core)
+    def work(session: PostgresqlSession) -> int:
         session.run(_end_transaction(transaction.pid, transaction.began_at))
         [(number,)] = session.run(_lock(transaction.connection_uid))
         return int(number)
 
-    number = await connection.run_sync(work)
-    await begun.commit()
+    number = await greenlet_spawn(work, PostgresqlSession(connection))
+    await connection.commit()
     return number == transaction.number
 
 

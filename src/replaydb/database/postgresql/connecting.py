@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import math
 import socket
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import asyncpg
-from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.pool import ConnectionPoolEntry
+import sqlalchemy
+from sqlalchemy import Dialect
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 
 from replaydb.database.urls import PostgresqlURL
 from replaydb.errors import DatabaseUnavailableError, InvalidURLError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from replaydb.database.postgresql.commits import Commit, Transaction
 
 #: After 15 s of silence 3 probes are sent, one every 5 s. Data must be acknowledged within 30 s.
 _KEEP_ALIVE = {
@@ -26,11 +29,25 @@ _KEEP_ALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 30_000,
 }
+#: One for all connections, each of which would otherwise compile every prepared statement again.
+DIALECT: Dialect = asyncpg_dialect(dbapi=asyncpg_dialect.import_dbapi())  # type: ignore[no-untyped-call]
 #: Prepared statements of a connection.
 STATEMENTS = 200
-_SINCE = "replaydb.connected_at"
-#: Arrays of all types of which statements that write bind or return arrays.
-_ARRAYS = """
+#: A rollback that takes longer than this is abandoned, and so is the end of a connection.
+ROLLBACK_SECONDS = 1.0
+CLOSE_SECONDS = 2.0
+#: Age of a connection at which its plans are first discarded, and from which no longer, in seconds.
+#:
+#: PostgreSQL keeps the plans of prepared statements until their tables are analyzed. Autovacuum
+#: analyzes those of a new database after one or two minutes. Until then a connection would run
+#: plans for empty tables, such as one that reads all groups of a buffer by any index. Therefore the
+#: plans of a connection are discarded each time its age has doubled: the tables have then at most
+#: about doubled since the statements were planned.
+YOUNG, OLD = 1.0, 1000.0
+#: Arrays of all types of which statements that write bind or return arrays. asyncpg asks about a
+#: type when a statement first uses it, in three round trips, often while the first transactions of
+#: a connection hold locks. So a connection that writes runs this statement first.
+ARRAYS = """
     SELECT CAST(NULL AS bool[]), CAST(NULL AS bytea[]), CAST(NULL AS smallint[]),
         CAST(NULL AS integer[]), CAST(NULL AS bigint[]), CAST(NULL AS float8[]),
         CAST(NULL AS text[]), CAST(NULL AS varchar[]), CAST(NULL AS timestamptz[]),
@@ -38,29 +55,79 @@ _ARRAYS = """
 """
 #: Errors after which the next host is tried. As in libpq, a refused password is not one of them.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
+#: Transactions.
+WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
+READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection that sends a statement with its next BEGIN, in one round trip."""
+    """A connection, and what is known about it.
+
+    Attributes:
+        core: The connection as SQLAlchemy's. It neither begins nor ends transactions.
+        opened_at: When it was opened, a time of the event loop.
+        is_given_up: Whether this process has closed it, not the server.
+        proof: Its last transaction that was to be committed.
+        checked: Commits that its server is known to have.
+    """
+
+    core: sqlalchemy.Connection
+    is_given_up = False
+    proof: Transaction | None = None
+    checked: Mapping[UUID, Commit] | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.first_statement = ""  # without parameters; its rows are ignored
+        self.opened_at = asyncio.get_running_loop().time()
+        self._replan_at = self.opened_at + YOUNG
 
-    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        """Run a query. asyncpg's transactions run BEGIN with this method."""
-        if not query.startswith("BEGIN") or not self.first_statement:
-            status: str = await super().execute(query, *args, timeout=timeout)
-            return status
-        query, self.first_statement = f"{query} {self.first_statement}", ""
+    @property
+    def is_usable(self) -> bool:
+        """Whether another transaction may run."""
+        return not self.is_closed()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction has begun and not ended."""
+        return bool(self.is_in_transaction())
+
+    async def begin(self, statements: str) -> None:
+        """Begin a transaction and set its limits, in one round trip."""
+        await self.execute(statements)
+
+    async def commit(self) -> None:
+        """Commit the transaction."""
+        await self.execute("COMMIT")
+
+    def renewal(self) -> list[str]:
+        """Return a statement that discards the plans, if they are too old."""
+        now = asyncio.get_running_loop().time()
+        if now < self._replan_at:
+            return []
+        age = now - self.opened_at
+        self._replan_at = now + age if age < OLD else math.inf
+        return ["DISCARD PLANS"]
+
+    async def abandon(self) -> None:
+        """Roll back. If the network has stalled, close the connection on this side only."""
         try:
-            status = await super().execute(query, timeout=timeout)
-        except asyncpg.PostgresError:
-            if not self.is_closed():  # the transaction has begun, unlike asyncpg assumes
-                self._top_xact = None
-                await super().execute("ROLLBACK")
-            raise
-        return status
+            async with asyncio.timeout(ROLLBACK_SECONDS):
+                await self.execute("ROLLBACK")
+        except Exception:  # the error that led here matters more
+            self.terminate()
+
+    async def close(self, *, timeout: float | None = CLOSE_SECONDS) -> None:
+        """Close it, within a timeout."""
+        self.is_given_up |= not self.is_closed()
+        with suppress(Exception):  # asyncpg has terminated it
+            await super().close(timeout=timeout)
+
+    def terminate(self) -> None:
+        """Close it without waiting for the server. What waits for an answer gets an error."""
+        self.is_given_up |= not self.is_closed()
+        super().terminate()
+
+    cut_off = terminate
 
 
 async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> Connection:
@@ -120,47 +187,3 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
         for name, value in _KEEP_ALIVE.items():
             if (option := getattr(socket, name, None)) is not None:  # not on every system
                 at.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def read_types(connection: Any, _record: ConnectionPoolEntry) -> None:
-    """Let a new connection ask the server about array types.
-
-    asyncpg asks about a type when a statement first uses it, in three round trips. Otherwise that
-    would often be while the first transactions of a connection hold locks.
-    """
-    connection.run_async(lambda driver: driver.fetch(_ARRAYS))
-
-
-def connected_at(connection: AsyncConnection) -> float:
-    """Return when a connection was opened, by `monotonic`."""
-    return float(connection.info[_SINCE])
-
-
-class ConnectionLog:
-    """Logs once when the connections to a database are lost, and once when it is back."""
-
-    def __init__(self, shown: str) -> None:
-        self._shown = shown
-        self._lost = False
-        self._logged_at = 0.0
-
-    def listen_to(self, engine: AsyncEngine) -> None:
-        """Watch the connections of an engine."""
-        event.listen(engine.sync_engine, "connect", self._connected)
-        event.listen(engine.sync_engine, "invalidate", self._invalidated)
-
-    def _connected(self, _connection: object, record: ConnectionPoolEntry) -> None:
-        record.info[_SINCE] = time.monotonic()
-        if self._lost:
-            self._lost = False
-            logger.info("%s: connected again", self._shown)
-
-    def _invalidated(
-        self, _connection: object, record: ConnectionPoolEntry, error: BaseException | None
-    ) -> None:
-        # Without an error, or with a cancellation, this process has closed the connection. Those
-        # from before the last loss were lost with it, but each is detected only when it is used.
-        if isinstance(error, Exception) and record.info.get(_SINCE, 0.0) >= self._logged_at:
-            self._lost, self._logged_at = True, time.monotonic()
-            reason = f": {error}" if error.args else ""
-            logger.warning("%s: a connection was lost%s", self._shown, reason)

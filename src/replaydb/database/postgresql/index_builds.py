@@ -8,8 +8,10 @@ from typing import Any
 
 from sqlalchemy import Index, MetaData, Row, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateIndex, DropIndex
+from sqlalchemy.util import greenlet_spawn
+
+from replaydb.database.postgresql.connecting import Connection
 
 #: How often the server is asked about its progress, in seconds.
 POLL_SECONDS = 0.5
@@ -28,8 +30,8 @@ _STATE = text("""
 
 
 async def create_missing(
-    connection: AsyncConnection,
-    observer: AsyncConnection,
+    connection: Connection,
+    observer: Connection,
     indexes: Sequence[Index],
     notify: Callable[[int, int | None], object],
 ) -> None:
@@ -47,8 +49,8 @@ async def create_missing(
 
 
 async def _create(
-    connection: AsyncConnection,
-    observer: AsyncConnection,
+    connection: Connection,
+    observer: Connection,
     index: Index,
     notify: Callable[[int, int | None], object],
 ) -> None:
@@ -61,10 +63,9 @@ async def _create(
         attempts += 1
         try:
             if state is not None:
-                await connection.execute(DropIndex(index, if_exists=True))
-            creation = asyncio.create_task(
-                connection.execute(CreateIndex(index, if_not_exists=True))
-            )
+                await greenlet_spawn(connection.core.execute, DropIndex(index, if_exists=True))
+            create = CreateIndex(index, if_not_exists=True)
+            creation = asyncio.create_task(greenlet_spawn(connection.core.execute, create))
             await _watch(creation, observer, index, notify)
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) != _DEADLOCK or attempts == ATTEMPTS:
@@ -74,7 +75,7 @@ async def _create(
 
 async def _watch(
     creation: asyncio.Task[Any],
-    observer: AsyncConnection,
+    observer: Connection,
     index: Index,
     notify: Callable[[int, int | None], object],
 ) -> None:
@@ -91,8 +92,9 @@ async def _watch(
         await asyncio.wait([creation])
 
 
-async def _state(connection: AsyncConnection, index: Index) -> Row[Any] | None:
-    return (await connection.execute(_STATE, {"name": index.name})).one_or_none()
+async def _state(connection: Connection, index: Index) -> Row[Any] | None:
+    found = await greenlet_spawn(connection.core.execute, _STATE, {"name": index.name})
+    return found.one_or_none()
 
 
 def _concurrent(index: Index) -> Index:

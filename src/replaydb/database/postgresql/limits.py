@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
-from sqlalchemy import Dialect, Select, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import func, select
+
+from replaydb.database.postgresql.connecting import DIALECT, Connection
 
 #: The server ends a transaction this long after the deadline of the call that began it.
 SERVER_GRACE_SECONDS = 5.0
@@ -20,43 +20,27 @@ IDLE_IN_TRANSACTION_SECONDS = 60.0
 _BOUNDS_TRANSACTIONS = 17
 _MOST_MILLISECONDS = 2**31 - 1  # a month
 _IDLENESS = "idle_in_transaction_session_timeout"
-_KEY = "replaydb_has_limits"
 
 
-async def set_limits(
-    connection: AsyncConnection, seconds: float, idle_seconds: float, *, is_local: bool
-) -> None:
-    """Limit the open transaction of a connection; or, once, all that have no limits of their own.
+def text(
+    connection: Connection, seconds: float, idle_seconds: float, *, is_local: bool = False
+) -> str:
+    """Return a statement that limits the transactions of a connection.
 
     Args:
-        connection: The connection; without a transaction unless `is_local`.
-        seconds: The server ends the transaction after this time and a margin.
-        idle_seconds: The server ends the transaction if the client sends nothing for this long. A
+        connection: The connection.
+        seconds: The server ends a transaction after this time and a margin.
+        idle_seconds: The server ends a transaction if the client sends nothing for this long. A
             call that may take an hour may also compute for longer between two statements. 0:
             without limit.
-        is_local: Limit only the transaction that begins next, with its BEGIN. Otherwise
-            `ORDINARY_SECONDS` replace `seconds`.
+        is_local: Limit only the transaction that has begun.
     """
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    version = driver.get_server_version().major
-    driver.first_statement = ""
-    if is_local:
-        whole = math.ceil(seconds)  # so that few texts are compiled
-        driver.first_statement = _text(connection.dialect, version, whole, idle_seconds)
-    elif not connection.info.get(_KEY):
-        await connection.execute(_limits(version, ORDINARY_SECONDS, idle_seconds, False))
-        await connection.commit()
-        connection.info[_KEY] = True
+    whole = math.ceil(seconds)  # so that few texts are compiled
+    return _text(connection.get_server_version().major, whole, idle_seconds, is_local)
 
 
 @lru_cache(maxsize=256)
-def _text(dialect: Dialect, version: int, seconds: float, idle_seconds: float) -> str:
-    """Return the text of the statement that sets both limits of one transaction."""
-    limits = _limits(version, seconds, idle_seconds, True)
-    return str(limits.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-
-
-def _limits(version: int, seconds: float, idle_seconds: float, is_local: bool) -> Select[Any]:
+def _text(version: int, seconds: float, idle_seconds: float, is_local: bool) -> str:
     """Return the statement that sets both limits on a server of a major version.
 
     Servers before version 17 have no limit of transactions.
@@ -68,7 +52,8 @@ def _limits(version: int, seconds: float, idle_seconds: float, is_local: bool) -
         # The timer of a transaction that has begun does not change with the setting, but 0 ends it.
         limit = _milliseconds(max(seconds, 0.0) + SERVER_GRACE_SECONDS)
         settings += [("transaction_timeout", "0"), ("transaction_timeout", limit)]
-    return select(*(func.set_config(name, value, is_local) for name, value in settings))
+    limits = select(*(func.set_config(name, value, is_local) for name, value in settings))
+    return str(limits.compile(dialect=DIALECT, compile_kwargs={"literal_binds": True}))
 
 
 def _milliseconds(seconds: float) -> str:

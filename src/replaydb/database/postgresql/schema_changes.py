@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import Connection, Index, Select, column, func, select, table
+from sqlalchemy import Index, Select, column, func, select, table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from replaydb.database.postgresql import index_builds
+from replaydb.database.postgresql.connecting import READING, WRITING, Connection
 from replaydb.database.postgresql.limits import BOUND_IDLENESS
 from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.postgresql.sql import command
@@ -52,23 +52,26 @@ class PostgresqlSchema:
 
     async def change(self, work: Work[T], *, create: bool = False) -> T:
         """Run it under an advisory lock. DDL is transactional, and constraints are enforced."""
-        engine = self._backend.engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
-        def locked(core: Connection) -> T:
-            core.execute(_lift_limits(is_local=True))
-            core.execute(select(BOUND_IDLENESS, func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-            return work(PostgresqlSession(core, self._backend.shown))
+        def locked(session: Session) -> T:
+            session.core.execute(_lift_limits(is_local=True))
+            session.core.execute(select(BOUND_IDLENESS, func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+            return work(session)
 
-        async with self._backend.disposed(engine), engine.begin() as connection:
-            return await connection.run_sync(locked)
+        async with self._backend.alone() as connection:
+            await connection.begin(WRITING)
+            result = await greenlet_spawn(locked, self._session(connection))
+            await connection.commit()
+        return result
 
     async def read(self, work: Work[T]) -> T:
         """Run it in a snapshot."""
-        engine = self._backend.reader_engine()
-        async with self._backend.disposed(engine), engine.connect() as connection:
-            return await connection.run_sync(
-                lambda core: work(PostgresqlSession(core, self._backend.shown))
-            )
+        async with self._backend.alone() as connection:
+            await connection.begin(READING)
+            return await greenlet_spawn(work, self._session(connection))
+
+    def _session(self, connection: Connection) -> PostgresqlSession:
+        return PostgresqlSession(connection, self._backend.shown)
 
     def lock_tables(self, session: Session, names: Collection[str]) -> None:
         """Lock them all at once, or try again a moment later.
@@ -110,7 +113,8 @@ class PostgresqlSchema:
         """Create them concurrently, without a time limit."""
         async with self._backend.alone() as connection, self._backend.alone() as observer:
             if not self._backend.url.through_pgbouncer:  # it gives the session to others later
-                await connection.execute(_lift_limits("lock_timeout", is_local=False))
+                limits = _lift_limits("lock_timeout", is_local=False)
+                await greenlet_spawn(connection.core.execute, limits)
             await index_builds.create_missing(connection, observer, indexes, notify)
 
 

@@ -22,6 +22,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
 from replaydb.database.postgresql import combined_reads, combined_writes, sequences
+from replaydb.database.postgresql.connecting import DIALECT
+from replaydb.database.postgresql.connecting import Connection as Driver
 from replaydb.database.postgresql.errors import RefusedStatementError, cause_of, judge
 from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
 from replaydb.database.runtime.session import Identified, Session, run_in_core
@@ -37,10 +39,9 @@ class PostgresqlSession(Session):
 
     sends_together = True
 
-    def __init__(self, connection: Connection, shown: str = "") -> None:
+    def __init__(self, driver: Driver, shown: str = "") -> None:
         """Set the connection, and the URL for messages."""
-        self._connection = connection
-        self._driver: Any = connection.connection.driver_connection
+        self.driver = driver
         self._shown = shown
         self._writes: list[Postponable] = []
         self._known: list[tuple[Bound[Any], Rows]] = []
@@ -48,8 +49,8 @@ class PostgresqlSession(Session):
 
     @property
     def core(self) -> Connection:
-        """The connection as SQLAlchemy's."""
-        return self._connection
+        """The connection as SQLAlchemy's. It neither begins nor ends transactions."""
+        return self.driver.core
 
     def run(self, statement: Executable | Bound[Any]) -> Any:
         """Run a statement, after what was postponed."""
@@ -125,7 +126,7 @@ class PostgresqlSession(Session):
         """Roll back what the block changes, if it raises. What it postpones is sent at its end."""
         self.send()
         try:
-            with self._connection.begin_nested():
+            with self.core.begin_nested():
                 yield
                 self.send()
         except BaseException:
@@ -200,61 +201,63 @@ class PostgresqlSession(Session):
             return self._run_built(statement, {})
         if not statement.is_cached:
             return self._run_built(statement.statement, statement.values)
-        plan = plan_of(statement.statement, tuple(statement.values), self._connection.dialect)
+        plan = plan_of(statement.statement, tuple(statement.values), DIALECT)
         return self._run_plan(plan, plan.parameters(statement.values))
 
     def _run_built(self, statement: Executable, values: Mapping[str, Any]) -> Any:
         try:
             return run_in_core(self, statement, values)
         except DBAPIError as error:
-            cause, is_closed = cause_of(error), error.connection_invalidated
-            sent: Any = error.params or ()
+            cause, sent = cause_of(error), error.params
         # Not in the block above: the cause of its error would become its own cause.
-        reason = judge(cause, sent, is_closed=is_closed)
-        if reason is None:
+        reason = self._meaning(cause, sent or ())
+        if reason is cause:
             raise cause
         raise reason from cause
 
     def _run_plan(self, plan: Plan, parameters: Sequence[Any]) -> Any:
         if plan.has_rows:
-            found = self._await(self._driver.fetch(plan.sql, *parameters), plan, parameters)
+            found = self._await(self.driver.fetch(plan.sql, *parameters), plan, parameters)
             return _rows(plan, found)
-        status = self._await(self._driver.execute(plan.sql, *parameters), plan, parameters)
+        status = self._await(self.driver.execute(plan.sql, *parameters), plan, parameters)
         return int(status.rpartition(" ")[2])  # such as "UPDATE 3"
 
     def _run_many(self, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]) -> None:
-        plan = plan_of(statement, tuple(rows[0]), self._connection.dialect)
+        plan = plan_of(statement, tuple(rows[0]), DIALECT)
         parameters = plan.parameters_of_each(rows)
         if len(rows) == 1:
             self._run_plan(plan, parameters[0])
         else:
-            self._await(self._driver.executemany(plan.sql, parameters), plan, parameters)
+            self._await(self.driver.executemany(plan.sql, parameters), plan, parameters)
 
     def _run_twice(self, first: Bound[Any], last: Bound[Any]) -> tuple[Rows, Rows]:
         """Run a locking statement with two sets of values. Each run has a snapshot of its own."""
-        plan = plan_of(last.statement, tuple(last.values), self._connection.dialect)
+        plan = plan_of(last.statement, tuple(last.values), DIALECT)
         several = [plan.parameters(one.values) for one in (first, last)]
         if self.watch is not None:
             self.watch(self, plan.sql, several[0])
-        rows = _rows(plan, self._await(self._driver.fetchmany(plan.sql, several), plan, several))
+        rows = _rows(plan, self._await(self.driver.fetchmany(plan.sql, several), plan, several))
         return [row for row in rows if not row.is_last], [row for row in rows if row.is_last]
 
     def _await(self, answer: Awaitable[Any], plan: Plan, parameters: Sequence[Any]) -> Any:
-        """Wait for the driver. A connection that was lost, or may still be in use, is given up."""
+        """Wait for the driver."""
         self.has_snapshot = True
         if self.watch is not None:
             self.watch(self, plan.sql, parameters)
         try:
             return await_only(answer)
         except BaseException as error:
-            reason = judge(error, parameters, is_closed=self._driver.is_closed())
-            if reason is None:
-                raise
-            if self._driver.is_closed() or not isinstance(reason, RefusedStatementError):
-                self._connection.invalidate(error)
+            reason = self._meaning(error, parameters)
             if reason is error:  # it must not become its own cause
                 raise
             raise reason from error
+
+    def _meaning(self, error: BaseException, parameters: Any) -> BaseException:
+        """Return what an error means. A connection that may still be in use is closed."""
+        reason = judge(error, parameters, is_closed=self.driver.is_closed())
+        if reason is not None and not isinstance(reason, RefusedStatementError):
+            self.driver.terminate()
+        return reason or error
 
 
 def _rows(plan: Plan, found: Rows) -> Rows:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from contextlib import AbstractAsyncContextManager, suppress
 from weakref import WeakMethod
 
 import asyncpg
-from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from replaydb.database.postgresql.connecting import Connection
+from replaydb.database.postgresql.connections import Connections
 from replaydb.database.runtime.loop_thread import LoopThread
+from replaydb.database.runtime.pool import Pool
 from replaydb.database.runtime.signals import Signal
+from replaydb.errors import ReplayDBError
 
 #: Commits within this time share one NOTIFY, which takes a database-wide lock at its own commit.
 NOTIFY_SECONDS = 0.01
@@ -43,17 +44,17 @@ class PostgresqlSignal(Signal):
 
     def __init__(
         self,
-        listening: AsyncEngine,
-        notifying: AsyncEngine,
+        listening: Callable[[], AbstractAsyncContextManager[Connection]],
+        notifying: Pool[Connection],
+        connections: Connections,
         thread: LoopThread,
-        is_short: Callable[[], bool],
     ) -> None:
-        """Set the engine for LISTEN, which needs a session, and that for NOTIFY.
+        """Set the connections for LISTEN, which needs a session, and for NOTIFY.
 
-        While the server `is_short` of connections, both are omitted: calls check every second.
+        While the server is short of connections, both are omitted: calls check every second.
         """
         super().__init__()
-        self._is_short = is_short
+        self._connections = connections
         self._listening, self._notifying = listening, notifying
         self._thread = thread
         self._publisher: asyncio.Task[None] | None = None
@@ -68,8 +69,7 @@ class PostgresqlSignal(Signal):
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             await asyncio.wait([publisher])
-        await self._listening.dispose()
-        await self._notifying.dispose()
+        await self._notifying.close()
 
     async def _watch(self) -> None:
         loop, wake = asyncio.get_running_loop(), WeakMethod(self._wake)
@@ -80,15 +80,15 @@ class PostgresqlSignal(Signal):
                 with suppress(RuntimeError):  # the loop was closed without closing the store
                     loop.call_soon_threadsafe(it)
 
-        while self._is_short():  # noqa: ASYNC110 - a time
+        while self._connections.is_short():  # noqa: ASYNC110 - a time
             await asyncio.sleep(CHECK_SECONDS)
-        await self._thread.run(_listen(self._listening, notified, self._is_short))
+        await self._thread.run(_listen(self._listening, notified, self._connections.is_short))
 
     def _publish(self) -> None:
         self._thread.call_soon(self._begin_to_notify)
 
     def _begin_to_notify(self) -> None:
-        self._is_due = not self._is_short()
+        self._is_due = not self._connections.is_short()
         if not self._is_due:
             return
         if self._publisher is None or self._publisher.done():
@@ -96,31 +96,30 @@ class PostgresqlSignal(Signal):
 
     async def _notify(self) -> None:
         # A lost hint delays a waiting coroutine by RECHECK_SECONDS. It must not fail the writer.
-        with suppress(OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
-                    connection = await stack.enter_async_context(self._notifying.connect())
+        end = asyncio.get_running_loop().time() + NOTIFY_TIMEOUT_SECONDS
+        with suppress(
+            OSError, DBAPIError, ReplayDBError, asyncpg.PostgresError, asyncpg.InterfaceError
+        ):
+            async with self._connections.used(self._notifying, end) as connection:
                 while self._is_due:
                     self._is_due = False
                     async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
-                        await connection.execute(select(func.pg_notify(CHANNEL, "")))
+                        await connection.execute("NOTIFY replaydb")
                     await asyncio.sleep(NOTIFY_SECONDS)
 
 
 async def _listen(
-    engine: AsyncEngine, notified: Callable[[], object], is_short: Callable[[], bool]
+    connected: Callable[[], AbstractAsyncContextManager[Connection]],
+    notified: Callable[[], object],
+    is_short: Callable[[], bool],
 ) -> None:
     """Call `notified` for each NOTIFY, until the connection is lost or others may need it."""
-    async with engine.connect() as connection:
-        raw: Any = (await connection.get_raw_connection()).driver_connection
+    async with connected() as connection:
         lost = asyncio.Event()
-        raw.add_termination_listener(lambda _: lost.set())
-        try:
-            await raw.add_listener(CHANNEL, lambda *_: notified())
-            notified()  # for commits from before LISTEN took effect
-            while not lost.is_set() and not is_short():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CHECK_SECONDS):
-                        await lost.wait()
-        finally:
-            await connection.invalidate()  # a connection that listens must not be pooled
+        connection.add_termination_listener(lambda _: lost.set())
+        await connection.add_listener(CHANNEL, lambda *_: notified())
+        notified()  # for commits from before LISTEN took effect
+        while not lost.is_set() and not is_short():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await lost.wait()

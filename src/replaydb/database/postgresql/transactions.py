@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from time import monotonic
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
-from replaydb.database.postgresql import commits, plans
+from replaydb.database.postgresql import commits, limits
 from replaydb.database.postgresql.commits import Commit, Transaction
-from replaydb.database.postgresql.connecting import connected_at
-from replaydb.database.postgresql.limits import (
-    IDLE_IN_TRANSACTION_SECONDS,
-    ORDINARY_SECONDS,
-    set_limits,
-)
+from replaydb.database.postgresql.connecting import READING, WRITING, Connection
+from replaydb.database.postgresql.limits import ORDINARY_SECONDS
 from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.runtime.pool import Pool
 from replaydb.database.runtime.protocol import LostRaceError, Pinned, Run
 from replaydb.database.runtime.session import Watch, Work
-from replaydb.database.runtime.waits import Waits
 from replaydb.errors import DatabaseReplacedError, OutcomeUnknownError
 from replaydb.util.cancellation import run_to_completion
 
@@ -36,24 +29,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A rollback that takes longer than this is abandoned.
-ROLLBACK_SECONDS = 1.0
 #: How long after its deadline a call may wait for the answer to its commit, and then again for the
 #: outcome on another connection.
 COMMIT_SECONDS = 2.0
 
 
-#: Key of the open transaction of a connection.
-_BEGUN = "replaydb_begun"
-#: Options of the driver's transactions.
-_WRITING: Mapping[str, Any] = {"isolation": "read_committed"}
-_READING: Mapping[str, Any] = {"isolation": "repeatable_read", "readonly": True}
-
-
 class PostgresqlTransactions:
-    """The transactions on the connections of one engine, in the event loop of the backend.
-
-    The engine gives and takes connections. Transactions are the driver's.
+    """The transactions on the connections of a pool, in the event loop of the backend.
 
     Attributes:
         watch: Called with the session, the SQL and the parameters of each statement.
@@ -62,14 +44,12 @@ class PostgresqlTransactions:
     watch: Watch | None = None
 
     def __init__(
-        self, backend: PostgresqlBackend, engine: AsyncEngine, size: int, waits: Waits
+        self, backend: PostgresqlBackend, pool: Pool[Connection], idle_seconds: float
     ) -> None:
-        """Set the engine, and the maximum number of its connections."""
+        """Set the connections, and how long a client may pause in a transaction."""
+        self.pool = pool
         self._backend = backend
-        self._engine = engine
-        self._waits = waits
-        self._slots = asyncio.Semaphore(size)
-        self._lost_at = 0.0  # when a connection was last lost, by `monotonic`
+        self._idle_seconds = idle_seconds
 
     async def write(
         self,
@@ -83,9 +63,7 @@ class PostgresqlTransactions:
     ) -> T:
         """Run work, prove and commit. An error may be due to lost commits, so check for them."""
         async with self._connected(end) as connection:
-            idle_seconds = self._backend.url.frozen_seconds
-            await self._begin(connection, end, idle_seconds, _WRITING)
-            session = self._session(connection)
+            session = await self._begin(connection, end, WRITING)
             pinned: Pinned | None = None
             try:
                 async with asyncio.timeout_at(end):
@@ -96,7 +74,7 @@ class PostgresqlTransactions:
                     acknowledged = self._backend.acknowledged
                     has_all = await greenlet_spawn(commits.prove, session, acknowledged)
             except Exception as error:  # such as of a foreign key to a lost row
-                await self._check_after(connection, error, end)
+                await self._check_after(session, error, end)
                 raise
             if not has_all:
                 raise self._has_lost_commits()
@@ -104,7 +82,8 @@ class PostgresqlTransactions:
                 await pinned()
             if committing is not None:
                 committing()
-            transaction = commits.transaction_of(connection)
+            transaction = connection.proof
+            assert transaction is not None  # noqa: S101 - it was proved
             try:
                 await self._commit(connection, transaction, end, answer_by)
             except asyncio.CancelledError:
@@ -137,99 +116,42 @@ class PostgresqlTransactions:
 
     def cut_off(self) -> None:
         """Close connections without waiting for the server, those of the signal included."""
-        for driver in tuple(self._backend.pooled):
-            driver.terminate()
+        self._backend.connections.cut_off()
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._engine.dispose()
+        await self.pool.close()
 
-    @asynccontextmanager
-    async def _connected(self, end: float) -> AsyncIterator[AsyncConnection]:
-        """Yield a connection. A transaction that is still open after the block is rolled back."""
-        async with self._waits.slot(self._slots, end):
-            async with self._waits.until(end):
-                connection = await self._open()
-            failed: BaseException | None = None
-            try:
-                yield connection
-            except BaseException as error:
-                failed = error
-                raise
-            finally:
-                try:
-                    is_open = not connection.invalidated and _BEGUN in connection.info
-                    if is_open or failed is not None:
-                        await run_to_completion(self._abandon(connection, failed))
-                finally:  # even if the caller was cancelled once more
-                    await connection.close()
+    def _connected(self, end: float) -> AbstractAsyncContextManager[Connection]:
+        return self._backend.connections.used(self.pool, end)
 
-    async def _open(self) -> AsyncConnection:
-        """Return a connection that is not known to be lost, nor older than one that was."""
-        while True:
-            connection = await self._engine.connect()
-            driver = await _driver_of(connection)
-            if not driver.is_closed() and connected_at(connection) > self._lost_at:
-                return connection
-            await connection.invalidate()
-            await connection.close()
-
-    async def _abandon(self, connection: AsyncConnection, failed: BaseException | None) -> None:
-        """Roll back. If the network has stalled, terminate the connection on this side only."""
-        if not connection.invalidated:
-            driver, begun = await _driver_of(connection), connection.info.pop(_BEGUN, None)
-            if isinstance(failed, TimeoutError) or not isinstance(failed, Exception | None):
-                driver.terminate()  # what was cancelled may still run
-            try:
-                if begun is not None and not driver.is_closed():
-                    async with asyncio.timeout(ROLLBACK_SECONDS):
-                        await begun.rollback()
-            except Exception:  # the error that led here matters more
-                driver.terminate()
-            if not driver.is_closed():
-                return
-            await connection.invalidate(failed)
-        if isinstance(failed, Exception) and self._backend.errors.is_outage(failed):
-            self._lost_at = monotonic()
-
-    async def _begin(
-        self,
-        connection: AsyncConnection,
-        end: float,
-        idle_seconds: float,
-        kind: Mapping[str, Any] | None,
-    ) -> None:
-        """Begin a transaction with its limits. `kind` None: set only the limits."""
+    async def _begin(self, connection: Connection, end: float, kind: str) -> PostgresqlSession:
+        """Begin a transaction, with limits of its own if those of the connection are too short."""
+        statements = [kind]
+        seconds = end - asyncio.get_running_loop().time()
+        if seconds > ORDINARY_SECONDS or self._backend.url.through_pgbouncer:
+            limit = limits.text(connection, seconds, self._idle_seconds, is_local=True)
+            statements.append(limit)
+        statements += connection.renewal()
         async with asyncio.timeout_at(end):
-            now, driver = asyncio.get_running_loop().time(), await _driver_of(connection)
-            is_long = end - now > ORDINARY_SECONDS and kind is not None
-            await set_limits(
-                connection,
-                end - now,
-                idle_seconds,
-                is_local=is_long or self._backend.url.through_pgbouncer,
-            )
-            if kind is not None:
-                await plans.renew(connection, now)
-                begun = driver.transaction(**kind)
-                await begun.start()
-                connection.info[_BEGUN] = begun
+            await connection.begin("; ".join(statements))
+        return self._session(connection)
 
     async def _begin_snapshot(
-        self, connection: AsyncConnection, end: float, *, is_single: bool
+        self, connection: Connection, end: float, *, is_single: bool
     ) -> PostgresqlSession:
         """Begin, and check for lost commits."""
         earlier = self._backend.acknowledged.newest  # later ones may be missing from the snapshot
-        kind = None if is_single else _READING
-        await self._begin(connection, end, IDLE_IN_TRANSACTION_SECONDS, kind)
-        session = self._session(connection)
+        if is_single:
+            session = self._session(connection)
+        else:
+            session = await self._begin(connection, end, READING)
         async with asyncio.timeout_at(end):
             await self._check(session, earlier)
         return session
 
-    def _session(self, connection: AsyncConnection) -> PostgresqlSession:
-        assert connection.sync_connection is not None  # noqa: S101 - it is connected
-        session = PostgresqlSession(connection.sync_connection, self._backend.shown)
+    def _session(self, connection: Connection) -> PostgresqlSession:
+        session = PostgresqlSession(connection, self._backend.shown)
         session.watch = self.watch
         return session
 
@@ -248,15 +170,15 @@ class PostgresqlTransactions:
             "again"
         )
 
-    async def _check_after(self, connection: AsyncConnection, error: Exception, end: float) -> None:
+    async def _check_after(self, session: PostgresqlSession, error: Exception, end: float) -> None:
         """Check for lost commits after an error, unless the transaction will be run again."""
-        backend = self._backend
+        backend, connection = self._backend, session.driver
         is_lost_race = backend.errors.is_conflict(error) or isinstance(error, LostRaceError)
-        if connection.invalidated or backend.errors.is_outage(error) or is_lost_race:
+        if connection.is_closed() or backend.errors.is_outage(error) or is_lost_race:
             return
         try:
             async with asyncio.timeout_at(end):
-                await self._abandon(connection, None)
+                await connection.abandon()
                 await self._check(self._session(connection), backend.acknowledged.newest)
         except DatabaseReplacedError as lost:
             raise lost from error
@@ -265,7 +187,7 @@ class PostgresqlTransactions:
 
     async def _commit(
         self,
-        connection: AsyncConnection,
+        connection: Connection,
         transaction: Transaction,
         end: float,
         answer_by: float,
@@ -273,18 +195,18 @@ class PostgresqlTransactions:
         """Commit. If the answer is lost, read the outcome on another connection."""
         loop, backend = asyncio.get_running_loop(), self._backend
         least = loop.time() + COMMIT_SECONDS
-        driver = await _driver_of(connection)
         # Not a timeout: if the server is silent, asyncpg takes seconds to end a cancelled call.
-        cut = loop.call_at(max(answer_by, least), driver.terminate)
+        cut = loop.call_at(max(answer_by, least), connection.terminate)
         try:
-            await connection.info.pop(_BEGUN).commit()
+            await connection.commit()
         except asyncio.CancelledError:
-            driver.terminate()  # COMMIT may be under way: see `_settle`
+            connection.terminate()  # COMMIT may be under way: see `_settle`
             raise
         except Exception as error:
             if not backend.errors.is_outage(error):
                 raise
-            await connection.invalidate(error)
+            connection.terminate()
+            backend.connections.lose(connection, error)
             logger.warning("%s: reading the outcome of a commit after: %s", backend.shown, error)
             if not await self._was_committed(transaction, max(end, least) + COMMIT_SECONDS):
                 raise
@@ -297,16 +219,12 @@ class PostgresqlTransactions:
             await self._was_committed(transaction, end)
 
     async def _was_committed(self, transaction: Transaction, end: float) -> bool:
-        engine = self._backend.engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        connected = self._backend.connections.connected
         try:
-            return await commits.was_committed(engine, transaction, end)
+            return await commits.was_committed(connected, transaction, end)
         except TimeoutError as error:
             raise OutcomeUnknownError(
                 f"{self._backend.shown}: the connection was lost during a commit, and its outcome "
                 "could not be read in time. Repeating the call is safe if it names the rows it "
                 "writes, such as by group_uid"
             ) from error.__cause__
-
-
-async def _driver_of(connection: AsyncConnection) -> Any:
-    return (await connection.get_raw_connection()).driver_connection

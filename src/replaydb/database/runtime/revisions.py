@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy import String, column, inspect, select, table
 
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import REVISIONS, metadata
-from replaydb.errors import SchemaError, SchemaOutOfDateError, SchemaTooNewError
+from replaydb.errors import (
+    DatabaseError,
+    DatabaseUnavailableError,
+    SchemaError,
+    SchemaOutOfDateError,
+    SchemaTooNewError,
+)
 
 #: A name of our own: another user of alembic in the same database has its own table.
 VERSION_TABLE = "replaydb_alembic_version"
@@ -43,20 +48,14 @@ async def find(backend: Backend) -> Found:
     """Read the revision of a database, with one small query if it has one."""
     if not backend.read_only and backend.schema.is_new_file():
         return NOTHING  # connecting would write the header
-    return await backend.schema.read(partial(_find, backend))
-
-
-def _find(backend: Backend, session: Session) -> Found:
     try:
-        revision = revision_in(session)
-    except Exception as error:  # probably there is no such table: inspect the schema
-        if backend.errors.is_outage(error):
-            raise  # `inspect_schema` would connect again
-        revision = None
-    if revision is not None:
-        return Found(revision, frozenset())
-    session.core.rollback()
-    return inspect_schema(session)
+        if (revision := await backend.schema.read(revision_in)) is not None:
+            return Found(revision, frozenset())
+    except DatabaseUnavailableError:
+        raise  # `inspect_schema` would connect again
+    except DatabaseError:
+        pass  # probably there is no such table
+    return await backend.schema.read(inspect_schema)
 
 
 def inspect_schema(session: Session) -> Found:

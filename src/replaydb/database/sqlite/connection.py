@@ -188,6 +188,10 @@ class SqliteConnection(aiosqlite.Connection):
                 return
         self._is_broken = True
 
+    async def abandon(self) -> None:
+        """Roll back, in the thread."""
+        await self.run(self.undo, math.inf)
+
     def _transact(self, works: list[Work[T]], finish: Finish | None) -> T:
         driver = self.driver
         try:

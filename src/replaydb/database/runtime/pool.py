@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, Protocol, TypeVar
 
 from replaydb.database.runtime.waits import Waits
-from replaydb.database.sqlite.connection import SqliteConnection
 from replaydb.util.cancellation import run_to_completion
 
 
-class Pool:
+class Pooled(Protocol):
+    """A connection."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another transaction may run."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction has begun and not ended."""
+        ...
+
+    async def abandon(self) -> None:
+        """Roll back, or make the connection unusable."""
+
+    async def close(self) -> None:
+        """Close it."""
+
+    def cut_off(self) -> None:
+        """End what runs, and what waits for an answer."""
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class Pool(Generic[C]):
     """Connections that are opened when they are needed, up to a number.
 
     The one that was released last is used next. Calls that wait get one in order of arrival.
@@ -21,19 +46,29 @@ class Pool:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[SqliteConnection]],
+        connect: Callable[[], Awaitable[C]],
         size: int,
         waits: Waits,
+        num_kept: Callable[[], int] | None = None,
     ) -> None:
-        """Set how connections are opened, and their maximum number."""
+        """Set how connections are opened, and their maximum number.
+
+        Args:
+            connect: Opens a connection.
+            size: The maximum number of connections.
+            waits: The waits for them.
+            num_kept: Returns how many of those that no call uses stay open; 0: each is closed after
+                use. By default all.
+        """
         self._connect = connect
         self._num_free = size  # connections that may still be opened
         self._waits = waits
+        self._num_kept = num_kept or (lambda: size)
         self._is_closed = False
-        self._idle: list[SqliteConnection] = []
-        self._used: set[SqliteConnection] = set()
+        self._idle: list[C] = []
+        self._used: set[C] = set()
         #: Each gets a connection, or None if it may open one.
-        self._queue: deque[asyncio.Future[SqliteConnection | None]] = deque()
+        self._queue: deque[asyncio.Future[C | None]] = deque()
 
     @property
     def num_used(self) -> int:
@@ -41,16 +76,14 @@ class Pool:
         return len(self._used)
 
     @asynccontextmanager
-    async def connection(self, end: float) -> AsyncIterator[SqliteConnection]:
+    async def connection(self, end: float) -> AsyncIterator[C]:
         """Use a connection for the block. A transaction that is still open is rolled back.
 
         Raises:
             DatabaseUnavailableError: None was free, or could be opened, by `end`.
         """
         self._waits.check()
-        if self._idle:
-            one = self._idle.pop()
-        else:
+        if (one := self._take()) is None:
             async with self._waits.until(end):
                 one = await self._next()
         self._used.add(one)
@@ -59,15 +92,21 @@ class Pool:
         finally:
             try:
                 if one.is_usable and one.is_open:
-                    await run_to_completion(one.run(one.undo, math.inf))
+                    await run_to_completion(one.abandon())
             finally:  # even if the caller was cancelled once more
                 self._used.discard(one)
                 await self._release(one)
 
     def cut_off(self) -> None:
-        """Interrupt what runs."""
-        for one in self._used:
+        """End what runs."""
+        for one in (*self._used, *self._idle):
             one.cut_off()
+
+    def discard(self) -> None:
+        """Give up the connections that no call uses."""
+        while self._idle:
+            self._num_free += 1
+            self._idle.pop().cut_off()
 
     async def close(self) -> None:
         """Close the connections; one that is still in use after a timeout, when it is released."""
@@ -76,12 +115,20 @@ class Pool:
             self._num_free += 1
             await run_to_completion(self._idle.pop().close())
 
-    async def _next(self) -> SqliteConnection:
+    def _take(self) -> C | None:
+        """Return a connection that no call uses, if there is one."""
+        while self._idle:
+            if (one := self._idle.pop()).is_usable:
+                return one
+            self._num_free += 1
+        return None
+
+    async def _next(self) -> C:
         """Wait for a connection, or open one."""
         if self._num_free:
             self._num_free -= 1
         else:
-            turn: asyncio.Future[SqliteConnection | None]
+            turn: asyncio.Future[C | None]
             turn = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
             try:
@@ -98,14 +145,18 @@ class Pool:
             self._pass_on(None)
             raise
 
-    async def _release(self, one: SqliteConnection) -> None:
-        if one.is_usable and not self._is_closed:
+    async def _release(self, one: C) -> None:
+        num_kept = self._num_kept()
+        is_kept = num_kept and (self._queue or len(self._idle) < num_kept)
+        if one.is_usable and is_kept and not self._is_closed:
             self._pass_on(one)
             return
-        self._pass_on(None)
-        await run_to_completion(one.close())
+        try:
+            await run_to_completion(one.close())
+        finally:
+            self._pass_on(None)
 
-    def _pass_on(self, one: SqliteConnection | None) -> None:
+    def _pass_on(self, one: C | None) -> None:
         """Give a connection, or the right to open one, to the call that has waited longest."""
         while self._queue:
             turn = self._queue.popleft()
