@@ -18,8 +18,8 @@ from replaydb.database import migrations
 from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Found
-from replaydb.database.runtime import loop_thread
 from replaydb.database.sqlite.session import SqliteSession
+from replaydb.util import loop_thread
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once

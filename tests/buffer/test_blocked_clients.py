@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from replaydb import Buffer, Capacity, Store
-from replaydb.database.runtime.loop_thread import LoopThread
+from replaydb.util.loop_thread import LoopThread
 from support.groups import groups, long_group
 
 #: Attempts of the other connection to lock all rows: far more than a transaction has statements, so

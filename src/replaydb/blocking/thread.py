@@ -8,20 +8,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from replaydb.blocking.interrupts import Interrupts
 from replaydb.errors import NotSupportedError, StoreClosedError
 from replaydb.util import threads
-from replaydb.util.cancellation import run_to_completion
+from replaydb.util.loop_thread import Call, LoopThread, Work
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Work = Callable[[], Coroutine[Any, Any, R]]
 
 #: A signal does not end a wait if it arrives just before the thread blocks, or in another thread.
 #: Its handler then runs after at most this many seconds.
@@ -31,89 +30,30 @@ WAKE_SECONDS = 0.5
 EXIT_SECONDS = 5.0
 
 
-class _Call(Generic[R]):
-    """Work in an event loop that another thread waits for."""
+class _Call(Call[R]):
+    """Work that a thread waits for."""
 
     def __init__(self, work: Work[R]) -> None:
-        self._work = work
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_cancelled = False
-        self._is_done = False
-        self._result: R | None = None
-        self._error: BaseException | None = None
         # A bare lock stays consistent wherever a waiter is interrupted, unlike a condition or an
         # event, and a signal handler may make another call while this one waits.
         self._done = threading.Lock()
         self._done.acquire()
-
-    @property
-    def has_result(self) -> bool:
-        """Whether the work has returned."""
-        return self._is_done and self._error is None
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Submit the work to the loop."""
-        self._loop = loop
-        loop.call_soon_threadsafe(self._start)
-
-    def cancel(self) -> None:
-        """Cancel the work, or prevent it from starting; from any thread or signal handler."""
-        self._is_cancelled = True
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._stop)
+        super().__init__(work, self._done.release)
 
     def wait(self, timeout: float = -1) -> None:
         """Wait until the work has ended."""
-        if not self._is_done:
+        if not self.is_done:
             self._done.acquire(timeout=timeout)
 
     def wait_through(self, interrupts: Interrupts) -> None:
         """Wait until the work has ended, and defer exceptions that interrupt the wait."""
-        while not self._is_done:
+        while not self.is_done:
             try:
                 self.wait(WAKE_SECONDS)
             except BaseException as error:
                 interrupts.defer(error)
                 if interrupts.are_overdue:
                     raise
-
-    def result(self) -> R:
-        """Return what the work returned, or raise what it raised."""
-        if isinstance(self._error, asyncio.CancelledError):  # cancelled with the loop
-            raise StoreClosedError from self._error
-        if self._error is not None:
-            raise self._error
-        return cast("R", self._result)
-
-    def _start(self) -> None:
-        if self._is_cancelled:
-            self._end(asyncio.CancelledError())
-            return
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(self._ensure_end)
-
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        try:
-            self._result = await self._work()
-        except BaseException as error:  # the loop continues even after SystemExit
-            self._end(error)
-        else:
-            self._end(None)
-
-    def _ensure_end(self, task: asyncio.Task[None]) -> None:
-        if not self._is_done:  # cancelled before its first step
-            self._end(asyncio.CancelledError())
-
-    def _end(self, error: BaseException | None) -> None:
-        self._error = error
-        self._is_done = True
-        self._done.release()
 
 
 class EventLoopThread:
@@ -125,13 +65,15 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._sending = threading.RLock()
         self._closing = threading.RLock()
         self._last: Work[None] | None = None
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
         self._left: set[asyncio.Task[None]] = set()  # work that no thread waits for
         self._in_order = asyncio.Lock()
+        workers = ThreadPoolExecutor(
+            thread_name_prefix="replaydb-worker", initializer=threads.enter
+        )
+        self._thread = LoopThread("replaydb", workers, left_seconds=0)
+        atexit.register(self._at_exit)
 
     @classmethod
     def opening(cls, work: Callable[[Self], Coroutine[Any, Any, R]]) -> R:
@@ -196,16 +138,8 @@ class EventLoopThread:
 
     async def run_from(self, work: Work[R]) -> R:
         """Run `work` for a caller in another event loop, which may cancel it."""
-        call = _Call(work)
-        self._send(call)
-        waiting = asyncio.ensure_future(asyncio.to_thread(call.wait))
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            call.cancel()
-            await run_to_completion(waiting)
-            raise
-        return call.result()
+        self._check_process()
+        return await self._thread.run(work())
 
     def close_with(self, last: Work[None]) -> None:
         """Set work to run before the thread ends: when it is closed, or at exit."""
@@ -219,7 +153,7 @@ class EventLoopThread:
         """
         if os.getpid() != self._process:
             return
-        if not threads.can_wait() and self._thread is not None:
+        if not threads.can_wait() and self._thread.is_running:
             closing = threading.Thread(target=self.close, args=(last,), name="replaydb-close")
             closing.daemon = True
             closing.start()
@@ -227,28 +161,25 @@ class EventLoopThread:
         with Interrupts() as interrupts, self._closing:
             last = last or self._last
             try:
-                if last is not None and not self._is_closed:
+                if last is not None and not self._thread.is_closed:
                     call = _Call(partial(self._finish, last))
                     self._send(call)
                     call.wait_through(interrupts)
                     call.result()
             finally:
-                self._stop()
-                if self._thread is not None:
-                    self._thread.join()
+                atexit.unregister(self._at_exit)
+                self._thread.stop()
+                self._thread.join()
 
     def _send(self, call: _Call[Any]) -> None:
-        """Submit a call. Calls submitted before the thread is stopped are started."""
+        self._check_process()
+        self._thread.submit(call)
+
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise NotSupportedError(
                 f"this store was opened by process {self._process}, before a fork; open another one"
             )
-        with self._sending:
-            if self._is_closed:
-                raise StoreClosedError
-            if self._thread is None:
-                self._start()
-            call.begin(self._loop)
 
     def _leave(self, work: Work[Any]) -> None:
         """Submit work that no thread waits for.
@@ -268,57 +199,21 @@ class EventLoopThread:
             self._left.add(task)
             task.add_done_callback(self._left.discard)
 
-        if self._is_closed:
+        if self._thread.is_closed:
             raise StoreClosedError
-        self._loop.call_soon_threadsafe(start)
+        self._thread.call_soon(start)
 
     async def _finish(self, last: Work[None]) -> None:
         async with self._in_order:  # after the work that was left
             await last()
 
-    def _start(self) -> None:
-        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-        async def serve() -> None:
-            loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-            workers = ThreadPoolExecutor(
-                thread_name_prefix="replaydb-worker", initializer=threads.enter
-            )
-            loop.set_default_executor(workers)
-            started.set_result((loop, stopped))
-            await stopped.wait()
-
-        def run_loop() -> None:
-            threads.enter()
-            try:
-                asyncio.run(serve())
-            except BaseException as error:
-                if started.done():
-                    raise
-                started.set_exception(error)
-
-        thread = threading.Thread(target=run_loop, name="replaydb", daemon=True)
-        thread.start()
-        self._loop, self._stopped = started.result()
-        self._thread = thread
-        atexit.register(self._at_exit)
-
-    def _stop(self) -> None:
-        with self._sending:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if self._thread is not None:
-                atexit.unregister(self._at_exit)
-                self._loop.call_soon_threadsafe(self._stopped.set)
-
     def _at_exit(self) -> None:
-        if os.getpid() != self._process or self._is_closed or self._thread is None:
+        if os.getpid() != self._process or not self._thread.is_running:
             return
         if self._last is not None:
             with suppress(Exception):
                 call = _Call(partial(self._finish, self._last))
                 self._send(call)
                 call.wait(EXIT_SECONDS)
-        self._stop()
+        self._thread.stop()
         self._thread.join(EXIT_SECONDS)

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 import pytest
 
 from replaydb import DatabaseUnavailableError, StoreClosedError
-from replaydb.database.runtime import loop_thread
-from replaydb.database.runtime.loop_thread import LoopThread
+from replaydb.util import loop_thread
+from replaydb.util.loop_thread import LoopThread
 
 COLOR: ContextVar[str] = ContextVar("COLOR")
 
@@ -74,9 +74,8 @@ async def test_what_runs_can_end_after_closing() -> None:
     assert await call == "done"
 
 
-async def test_what_does_not_end_after_closing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_thread, "LEFT_SECONDS", 0.05)
-    thread = LoopThread()
+async def test_what_does_not_end_after_closing_raises() -> None:
+    thread = LoopThread(left_seconds=0.05)
     call = asyncio.create_task(thread.run(asyncio.sleep(60)))
     await asyncio.sleep(0.05)
     await thread.close()

@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError
 
 from replaydb.database.postgresql.connecting import Connection
 from replaydb.database.postgresql.connections import Connections
-from replaydb.database.runtime.loop_thread import LoopThread
 from replaydb.database.runtime.pool import Pool
 from replaydb.database.runtime.signals import Signal
 from replaydb.errors import ReplayDBError
+from replaydb.util.loop_thread import LoopThread
 
 #: Commits within this time share one NOTIFY, which takes a database-wide lock at its own commit.
 NOTIFY_SECONDS = 0.01
