@@ -18,7 +18,7 @@ from replaydb.analysis.episode_columns import episode_schema, extra_fields
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
-from replaydb.buffer.drawing import reasons
+from replaydb.buffer.drawing import check_intact
 from replaydb.database.repository import groups
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SHOWN
@@ -27,7 +27,7 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import Facts, Stored, from_rows
 from replaydb.database.tables.schema import buffer, episode_group, group, run
 from replaydb.domain import checks
-from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.errors import InvalidInputError
 from replaydb.util.chunks import chunks
 
 Per: TypeAlias = Literal["episode", "token"]
@@ -186,8 +186,8 @@ def _decoded_groups(
         group_id = facts["id"]
         mine = payloads.get(group_id, ())
         found = from_rows([facts], mine, transcripts.get(group_id, ()))
-        if found.corrupt and damaged == "raise":
-            raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt))
+        if damaged == "raise":
+            check_intact(found.corrupt)
         if group_id in found.groups:
             numbers = sorted(part["part"] for part in mine)
             yield DecodedGroup.of(facts, found.groups[group_id], numbers)

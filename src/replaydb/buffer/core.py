@@ -174,7 +174,7 @@ class BufferCore:
             try:
                 result = await transact(partial(work, scope), end=end)
             except StillExpiringError:
-                await self._expire(limit)
+                await self._catch_up(limit, expiring=True)
             except UnfinishedMaintenanceError as error:
                 await self._maintain(error, limit)
             except DatabaseError as error:
@@ -270,16 +270,13 @@ class BufferCore:
 
         await self._write(work, end)
 
-    async def _expire(self, end: float) -> None:
-        """Expire all groups that are too stale, in short transactions."""
-        await self._catch_up(end, expiring=True)
-
     async def _follow_policy(self, end: float) -> None:
         """Update the rows of all groups to the current policy version, in short transactions."""
-        await self._expire(end)
+        await self._catch_up(end, expiring=True)
         await self._catch_up(end, expiring=False)
 
     async def _catch_up(self, end: float, *, expiring: bool) -> None:
+        """Update rows of groups, only to expire those that are too stale, or of all others."""
         size, *_ = aging.STEP_GROUPS
 
         def work(scope: Scope, session: Session) -> tuple[bool, float]:

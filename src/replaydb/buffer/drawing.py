@@ -318,11 +318,6 @@ class Result:
         }
         return cls(batch, drawn, damaged)
 
-    def raise_if_damaged(self) -> None:
-        """Raise `CorruptPayloadError`, with the intact groups, if some groups are damaged."""
-        if self.damaged:
-            raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
-
 
 def _may_pass(error: DatabaseError) -> bool:
     """Whether the same call may succeed later: after an outage, a full disk, or a lost race."""
@@ -332,6 +327,8 @@ def _may_pass(error: DatabaseError) -> bool:
     return lost or isinstance(error, DatabaseUnavailableError | DatabaseFullError)
 
 
-def reasons(damaged: Mapping[int, str]) -> str:
-    """Join the distinct reasons why groups are damaged."""
-    return "; ".join(sorted(set(damaged.values())))
+def check_intact(damaged: Mapping[int, str], batch: Batch | None = None) -> None:
+    """Raise `CorruptPayloadError`, with the intact groups, if some groups are damaged."""
+    if damaged:
+        reasons = "; ".join(sorted(set(damaged.values())))
+        raise CorruptPayloadError(reasons, sorted(damaged), batch)

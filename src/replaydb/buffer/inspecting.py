@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import compress
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
-from replaydb.buffer.drawing import reasons
+from replaydb.buffer.drawing import check_intact
 from replaydb.buffer.requests import eligible, named, order, page_start
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
@@ -21,12 +21,11 @@ from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
-from replaydb.database.tables.records import Decoded, Stored
+from replaydb.database.tables.records import Stored
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import BufferStats, DrawInfo, EpisodeInfo, GroupInfo, PromptInfo
 from replaydb.errors import (
-    CorruptPayloadError,
     InvalidInputError,
     PayloadGoneError,
     UnknownDrawError,
@@ -130,8 +129,7 @@ class Inspecting(BufferCore):
         there = found.groups.keys() | found.corrupt.keys() | found.gone
         if missing := [name for name in wanted if known.get(name) not in there]:
             raise UnknownGroupError(missing, Batch(read))
-        if bad := found.corrupt:
-            raise CorruptPayloadError(reasons(bad), sorted(bad), Batch(read))
+        check_intact(found.corrupt, Batch(read))
         if found.gone:
             raise PayloadGoneError(sorted(found.gone), batch=Batch(read))
         return read
@@ -178,14 +176,6 @@ class Inspecting(BufferCore):
         return await self._read(
             lambda session: groups.texts(session, self.id, wanted), end=end_in(BULK_SECONDS)
         )
-
-    async def _fetch(self, ids: Sequence[int]) -> Decoded:
-        end = end_in(BULK_SECONDS)
-        stored = await self._read(
-            lambda session: groups.fetch(session, self.id, ids),
-            end=end,
-        )
-        return await self._decoded(stored, end)
 
     async def count(
         self,
@@ -394,8 +384,7 @@ class Inspecting(BufferCore):
             group.staleness = staleness
         probabilities, weights = np.array(record.probabilities), np.array(record.weights)
         batch = Batch(intact, probabilities[sound], weights[sound], number)
-        if found.corrupt:
-            raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt), batch)
+        check_intact(found.corrupt, batch)
         if len(batch) < len(chosen):
             gone = [one for one in record.group_ids if one in chosen and one not in batch.ids]
             raise PayloadGoneError(gone, replaced, batch)

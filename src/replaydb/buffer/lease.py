@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,9 +15,7 @@ from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
 from replaydb.buffer.tracing import traced
 from replaydb.database.repository import leases
-from replaydb.database.repository.locked import Scope
-from replaydb.database.repository.locking import lease_locked
-from replaydb.database.runtime.session import Session
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.domain import checks
 from replaydb.domain.results import AckReport
 from replaydb.errors import (
@@ -254,14 +252,7 @@ class Lease:
         """
         chosen = self._chosen(ids)
         why = checks.optional(checks.string, "reason", reason)
-        if not self.id:
-            return
-
-        def work(scope: Scope, session: Session) -> bool:
-            with lease_locked(session, scope, self.id, chosen) as buffer:
-                return leases.nack(buffer, self.id, chosen, why)
-
-        self._released(chosen, await self._buffer._write(work))
+        await self._release(chosen, lambda it: leases.nack(it, self.id, chosen, why))
 
     async def fail(self, ids: Iterable[int], *, reason: str) -> None:
         """End the lease because some of its groups could not be processed.
@@ -282,15 +273,7 @@ class Lease:
         """
         chosen = self._chosen(checks.ids("ids", ids)) or []
         why = checks.string("reason", reason)
-        if not self.id:
-            return
-
-        def work(scope: Scope, session: Session) -> None:
-            with lease_locked(session, scope, self.id) as buffer:
-                leases.fail(buffer, self.id, chosen, why)
-
-        await self._buffer._write(work)
-        self._released(None, True)
+        await self._release(None, lambda it: leases.fail(it, self.id, chosen, why))
 
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
         """Reject groups as unusable: they become `filtered` and are not drawn again.
@@ -307,14 +290,7 @@ class Lease:
         """
         chosen = self._chosen(ids)
         why = checks.string("reason", reason)
-        if not self.id:
-            return
-
-        def work(scope: Scope, session: Session) -> bool:
-            with lease_locked(session, scope, self.id, chosen) as buffer:
-                return leases.reject(buffer, self.id, chosen, why)
-
-        self._released(chosen, await self._buffer._write(work))
+        await self._release(chosen, lambda it: leases.reject(it, self.id, chosen, why))
 
     async def extend(self, ttl: float | None = None) -> None:
         """Extend the lease to `ttl` seconds from now.
@@ -331,12 +307,7 @@ class Lease:
             return
         async with self._extending:  # a concurrent heartbeat would use the old ttl
             seconds = self.ttl if wanted is None else wanted
-
-            def work(scope: Scope, session: Session) -> None:
-                now = session.now()
-                leases.extend(session, scope.buffer_id, self.id, now, seconds)
-
-            await self._buffer._write(work, announces=False)
+            await self._buffer._extend(self.id, seconds)
             self.ttl = seconds
         self._extended.set()
 
@@ -362,6 +333,13 @@ class Lease:
         if chosen and not self.id:
             raise InvalidInputError("ids", "none, because the lease is empty", chosen)
         return chosen
+
+    async def _release(
+        self, ids: list[int] | None, settle: Callable[[LockedBuffer], bool | None]
+    ) -> None:
+        """Release groups, by default all, with a function that returns whether the lease ended."""
+        if self.id:
+            self._released(ids, bool(await self._buffer._settle(self.id, ids, settle)))
 
     def _released(self, ids: list[int] | None, has_ended: bool) -> None:
         # A lease also ends if its other groups have left it: replaced, deleted, or completed.

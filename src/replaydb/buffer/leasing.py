@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
-from replaydb.buffer.drawing import Drawing, Result
+from replaydb.buffer.drawing import Drawing, Result, check_intact
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import leases
@@ -29,6 +29,8 @@ from replaydb.domain.policies import Fifo, SamplingPolicy
 from replaydb.domain.results import AckReport, LeaseInfo
 from replaydb.errors import InvalidInputError
 from replaydb.util.opening import Opening
+
+T = TypeVar("T")
 
 #: Statuses from which groups can be leased.
 _LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}
@@ -152,16 +154,12 @@ class Leasing(Drawing):
         number = checks.whole_number("lease_id", lease_id)
         seconds, loads = checks.duration("ttl", ttl), checks.flag("load", load)
 
-        def extend(scope: Scope, session: Session) -> None:
-            now = session.now()
-            leases.extend(session, self.id, number, now, seconds)
-
         def list_groups(session: Session) -> Mapping[int, int]:
             found = leases.members(session, self.id, number)
             return {row.group_id: row.num_tokens for row in found}
 
         async def opened() -> Lease:
-            await self._write(extend, announces=False)
+            await self._extend(number, seconds)
             if loads:
                 result = await self._leased(number, None, end_in(BULK_SECONDS))
                 return await self._lease_of(result, seconds, loads)
@@ -193,7 +191,7 @@ class Leasing(Drawing):
         number = checks.whole_number("lease_id", lease_id)
         wanted = checks.optional(checks.ids, "ids", ids)
         result = await self._leased(number, wanted, end_in(BULK_SECONDS))
-        result.raise_if_damaged()
+        check_intact(result.damaged, result.batch)
         return result.batch
 
     async def _leased(self, lease_id: int, ids: list[int] | None, end: float) -> Result:
@@ -259,10 +257,6 @@ class Leasing(Drawing):
                 result = leases.ack(buffer, lease_id, ids)
             buffer.cursors |= cursors
 
-        def work(scope: Scope, session: Session) -> None:
-            with lease_locked(session, scope, lease_id, ids) as buffer:
-                settle(buffer)
-
         def work_and_advance(version: int, scope: Scope, session: Session) -> Advance:
             reads = [select_leased(self.id, lease_id, ids)]
             with buffer_locked(session, scope, reads=reads) as buffer:
@@ -272,8 +266,27 @@ class Leasing(Drawing):
         if version is not None:
             await self._advance(partial(work_and_advance, version), end_in(allowance()))
         elif lease_id or cursors:
-            await self._write(work)
+            await self._settle(lease_id, ids, settle)
         return result
+
+    def _settle(
+        self, lease_id: int, ids: list[int] | None, settle: Callable[[LockedBuffer], T]
+    ) -> Coroutine[Any, Any, T]:
+        """Settle groups of a lease, by default all of them, in one transaction."""
+
+        def work(scope: Scope, session: Session) -> T:
+            with lease_locked(session, scope, lease_id, ids) as buffer:
+                return settle(buffer)
+
+        return self._write(work)
+
+    def _extend(self, lease_id: int, seconds: float) -> Coroutine[Any, Any, None]:
+        """Let a lease expire this many seconds from now."""
+
+        def work(scope: Scope, session: Session) -> None:
+            leases.extend(session, self.id, lease_id, session.now(), seconds)
+
+        return self._write(work, announces=False)
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
         """End a lease and release its groups now, whichever process has it.
@@ -296,17 +309,13 @@ class Leasing(Drawing):
         given = checks.optional(checks.string, "reason", reason)
         why = "revoked" if given is None else f"revoked: {given}"
 
-        def work(scope: Scope, session: Session) -> list[int]:
-            with lease_locked(session, scope, number) as buffer:
-                return leases.revoke(buffer, number, why)
-
-        return await self._write(work)
+        return await self._settle(number, None, lambda it: leases.revoke(it, number, why))
 
     async def _lease_of(self, result: Result, ttl: float, is_loaded: bool) -> Lease:
         if result.damaged:
             reason = "other groups of the batch were damaged"
             await self._release_undelivered(result.drawn, ttl, reason)
-        result.raise_if_damaged()
+        check_intact(result.damaged, result.batch)
         lease_id = result.drawn.lease_id or 0  # 0: an empty lease
         batch = result.batch if is_loaded else None
         return Lease(self, lease_id, ttl, result.drawn.num_tokens, batch)

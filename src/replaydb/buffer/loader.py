@@ -222,7 +222,7 @@ class Loader(Generic[Collated]):
             self._producer = asyncio.create_task(self._produce())
         try:
             while not self._ready:
-                await self._wait()
+                await self._changed.wait()
                 self._check_open()
         except asyncio.CancelledError:
             if not self._prefetch:
@@ -236,7 +236,7 @@ class Loader(Generic[Collated]):
         """Prefetch items until one is an error. Without prefetching, make one item."""
         while True:
             while len(self._ready) >= max(self._prefetch, 1):
-                await self._wait()
+                await self._changed.wait()
             step = self._next_step + len(self._ready)
             if self._end is not None and step >= self._end:
                 return
@@ -274,9 +274,6 @@ class Loader(Generic[Collated]):
                 return batch, None
             self._to_redraw.popleft()
         return await self._draw(step)
-
-    async def _wait(self) -> None:
-        await self._changed.wait()
 
     def _notify(self) -> None:
         """Wake the tasks that wait for a change of the prefetched items."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.stored import StoredGroup
-from replaydb.buffer.drawing import reasons
+from replaydb.buffer.drawing import check_intact
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
 from replaydb.database.repository import buffers, groups, tags, transitions
@@ -27,7 +28,7 @@ from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import RunInfo
 from replaydb.domain.settings import BufferSettings, SettingsChanges, all_changes
-from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.errors import InvalidInputError
 
 
 class Managing(Inspecting):
@@ -232,7 +233,7 @@ class Managing(Inspecting):
         expiring, row = await self._write(work, end)
         self._set_row(row)
         if expiring:
-            await self._expire(end)
+            await self._catch_up(end, expiring=True)
         if "indexed_tags" in wanted:
             await self._index_tags()
 
@@ -294,9 +295,10 @@ class Managing(Inspecting):
         done = 0
         for start in range(0, len(ids), COPY_PAGE):
             page = ids[start : start + COPY_PAGE]
-            decoded = await self._fetch(page)
-            if decoded.corrupt:
-                raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
+            end = end_in(BULK_SECONDS)
+            stored = await self._read(partial(groups.fetch, buffer_id=self.id, ids=page), end)
+            decoded = await self._decoded(stored, end)
+            check_intact(decoded.corrupt)
             by_run: dict[int | None, list[StoredGroup]] = {}
             for _, one in sorted(decoded.groups.items()):
                 by_run.setdefault(one.run_id, []).append(one)

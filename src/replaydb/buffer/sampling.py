@@ -9,7 +9,7 @@ from functools import partial
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
-from replaydb.buffer.drawing import Drawing, Result
+from replaydb.buffer.drawing import Drawing, Result, check_intact
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import groups, preview
 from replaydb.database.repository.draw_request import Drawn
@@ -74,7 +74,7 @@ class Sampling(Drawing):
         """
         request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step)
         result = await self._draw(request, checks.seconds("timeout", timeout))
-        result.raise_if_damaged()
+        check_intact(result.damaged, result.batch)
         return result.batch
 
     async def _sample_unread(
@@ -173,5 +173,5 @@ class Sampling(Drawing):
                 except NotEnoughGroupsError as error:
                     await waiter.wait(error)
         result = Result.of(found, await self._decoded(stored, end))
-        result.raise_if_damaged()
+        check_intact(result.damaged, result.batch)
         return result.batch

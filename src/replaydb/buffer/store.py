@@ -151,22 +151,21 @@ class Store:
 
         async def opened() -> Store:
             with _memory_errors_typed():
-                return await open_it()
-
-        async def open_it() -> Store:
-            backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
-            await migrations.prepare(backend, migrate=False if read_only else migrate)
-            store = cls(Database(backend), name, ancestor or run, metadata, cache)
-            try:
-                if payloads is not None:
-                    await store._payloads.set_location(payloads, end_in(allowance()))
-                if grace is not None:
-                    await store._payloads.set_grace(grace, end_in(allowance()))
-                if run is not None:
-                    await store._current_run(end_in(allowance()))
-            except BaseException:
-                await store.close()
-                raise
+                backend = backend_for(
+                    url, durability=durability, read_only=read_only, pool_size=size
+                )
+                await migrations.prepare(backend, migrate=False if read_only else migrate)
+                store = cls(Database(backend), name, ancestor or run, metadata, cache)
+                try:
+                    if payloads is not None:
+                        await store._payloads.set_location(payloads, end_in(allowance()))
+                    if grace is not None:
+                        await store._payloads.set_grace(grace, end_in(allowance()))
+                    if run is not None:
+                        await store._current_run(end_in(allowance()))
+                except BaseException:
+                    await store.close()
+                    raise
             logger.info("opened %s", backend.shown)
             return store
 

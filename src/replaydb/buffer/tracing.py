@@ -57,14 +57,8 @@ def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[...
         made = method(self, *args, **kwargs)
         if not isinstance(made, Opening):
             return made
-
-        async def opened() -> Any:
-            with _span(name, self) as record:
-                result = await made
-                record(result)
-                return result
-
-        return Opening(opened)
+        opened = _with_span(name, lambda _: made)
+        return Opening(lambda: opened(self))
 
     return call
 
