@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from replaydb.batch import packing, padding
 from replaydb.batch.columns import Columns
+from replaydb.batch.layouts import row_layout
 from replaydb.batch.packing import Fit
 from replaydb.batch.padding import Side
 from replaydb.batch.stored import StoredGroup, id_of
@@ -20,6 +21,7 @@ from replaydb.domain import checks
 from replaydb.domain.episodes import EpisodeGroup
 from replaydb.domain.episodes.arrays import ArrayLike, to_float64
 from replaydb.domain.episodes.turns import set_fields
+from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
@@ -159,14 +161,27 @@ class Batch(typing.Generic[G]):
             InvalidInputError: An argument is invalid, or a token extra does not have the same dtype
                 and shape in all episodes.
         """
-        return padding.padded(
-            self._columns(end_token_id),
-            pad_token_id,
-            side=side,
-            pad_to_multiple_of=pad_to_multiple_of,
-            max_length=max_length,
-            fields=fields,
-            device=device,
+        columns = Columns.of(self.groups, self.weights, end_token_id)
+        chosen = columns.chosen(fields)
+        pad = checks.token_id("pad_token_id", pad_token_id)
+        full_lengths = columns.lengths
+        lengths = padding.shortened(full_lengths, "max_length", max_length)
+        cut = lengths < full_lengths
+        # Keep the beginning: responses are truncated before prompts.
+        kept = padding.kept_tokens(columns, np.zeros_like(lengths), lengths) if cut.any() else None
+        width = padding.width_of(lengths, pad_to_multiple_of)
+        layout = row_layout(columns, lengths, width, left=padding.is_left("side", side), kept=kept)
+        found = columns.token_fields(chosen)
+        tokens = padding.token_tensors(
+            columns, layout, pad, found, pinned=padding.is_pinned(device)
+        )
+        return padding.moved(
+            PaddedBatch(
+                **padding.sequence_tensors(columns, lengths, cut, found, chosen),
+                **tokens,
+                attention_mask=padding.tensor_of(layout.filled),
+            ),
+            device,
         )
 
     def split(
@@ -202,16 +217,46 @@ class Batch(typing.Generic[G]):
         Raises:
             InvalidInputError: As for `padded`.
         """
-        return padding.split(
-            self._columns(end_token_id),
-            pad_token_id,
-            prompt_side=prompt_side,
-            side=side,
-            pad_to_multiple_of=pad_to_multiple_of,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            fields=fields,
-            device=device,
+        columns = Columns.of(self.groups, self.weights, end_token_id)
+        chosen = columns.chosen(fields)
+        pad = checks.token_id("pad_token_id", pad_token_id)
+        prompts = columns.prompt_lengths
+        responses = columns.lengths - prompts
+        prompt_sizes = padding.shortened(prompts, "max_prompt_length", max_prompt_length)
+        response_sizes = padding.shortened(responses, "max_length", max_length)
+        before = row_layout(
+            columns,
+            prompt_sizes,
+            padding.width_of(prompt_sizes, pad_to_multiple_of),
+            left=padding.is_left("prompt_side", prompt_side),
+            kept=padding.kept_tokens(columns, prompts - prompt_sizes, prompt_sizes),
+        )
+        after = row_layout(
+            columns,
+            response_sizes,
+            padding.width_of(response_sizes, pad_to_multiple_of),
+            left=padding.is_left("side", side),
+            kept=padding.kept_tokens(columns, prompts, response_sizes),
+        )
+        pinned = padding.is_pinned(device)
+        found = columns.token_fields(chosen)
+        tokens = padding.token_tensors(columns, after, pad, found, pinned=pinned)
+        cut = (prompt_sizes < prompts) | (response_sizes < responses)
+        per_sequence = padding.sequence_tensors(
+            columns, prompt_sizes + response_sizes, cut, found, chosen
+        )
+        return padding.moved(
+            SplitBatch(
+                **per_sequence | {"prompt_lengths": padding.tensor_of(prompt_sizes)},
+                prompt_ids=before.tensor(
+                    columns.everywhere("token_ids", "int32"), dtype="int64", pad=pad, pinned=pinned
+                ),
+                prompt_mask=padding.tensor_of(before.filled),
+                response_ids=tokens.pop("token_ids"),
+                response_mask=padding.tensor_of(after.filled),
+                **tokens,
+            ),
+            device,
         )
 
     def packed(
@@ -245,18 +290,41 @@ class Batch(typing.Generic[G]):
         Raises:
             InvalidInputError: As for `padded`, or a sequence is longer than a row.
         """
-        return packing.packed(
-            self._columns(end_token_id),
-            pad_token_id,
-            max_tokens=max_tokens,
-            fit=fit,
-            drop_oversized=drop_oversized,
-            fields=fields,
-            device=device,
+        columns = Columns.of(self.groups, self.weights, end_token_id)
+        chosen = columns.chosen(fields)
+        pad = checks.token_id("pad_token_id", pad_token_id)
+        width = checks.whole_number("max_tokens", max_tokens, least=1)
+        drop = checks.flag("drop_oversized", drop_oversized)
+        full_lengths = columns.lengths
+        oversized = full_lengths > width
+        if oversized.any() and not drop:
+            longest = full_lengths.max()
+            expected = (
+                f"at least {longest}, the length of the longest sequence, or drop_oversized=True"
+            )
+            raise InvalidInputError("max_tokens", expected, width)
+        lengths = np.where(oversized, 0, full_lengths)
+        rows, begins = packing.plan(lengths, width, fit)
+        starts = rows * width + begins
+        segments = packing.Segments.of(starts, lengths, rows, width)
+        layout = packing.layout_of(columns, lengths, starts, oversized, segments)
+        found = columns.token_fields(chosen)
+        return padding.moved(
+            PackedBatch(
+                **padding.sequence_tensors(columns, lengths, oversized, found, chosen),
+                **padding.token_tensors(
+                    columns, layout, pad, found, pinned=padding.is_pinned(device)
+                ),
+                attention_mask=padding.tensor_of(layout.filled),
+                position_ids=padding.tensor_of(segments.positions()),
+                sequence_index=padding.tensor_of(segments.spread(segments.members)),
+                cu_seqlens=padding.tensor_of(segments.bounds.astype(np.int32)),
+                max_seqlen=int(segments.lengths.max(initial=0)),
+                row_lengths=padding.tensor_of(layout.filled.sum(axis=1)),
+                dropped=padding.tensor_of(columns.episode_index[oversized]),
+            ),
+            device,
         )
-
-    def _columns(self, end_token_id: int | None) -> Columns:
-        return Columns.of(self.groups, self.weights, end_token_id=end_token_id)
 
     def __repr__(self) -> str:
         return f"Batch(of {len(self)} groups, ids={self.ids})"

@@ -75,15 +75,14 @@ class Columns:
     def of(
         cls,
         groups: Sequence[EpisodeGroup],
-        weights: NDArray[np.float64] | None = None,
-        *,
-        end_token_id: int | None = None,
+        weights: NDArray[np.float64],
+        end_token_id: int | None,
     ) -> Columns:
         """Return the columns of groups, in their order.
 
         Args:
             groups: New or stored groups.
-            weights: Importance weight of each group [n]. Default: 1.
+            weights: Importance weight of each group [n].
             end_token_id: As for `merge_turns`.
         """
         stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
@@ -95,7 +94,6 @@ class Columns:
         firsts = _starts([part.num_episodes for _, part in stored])
         group_index = np.repeat(owners, sizes)
         ids = np.array([id_of(group) for group in groups], np.int64)
-        each = np.ones(len(groups)) if weights is None else np.asarray(weights, np.float64)
         reports = [result.report for result in merged if result.report is not None]
         return cls(
             parts=parts,
@@ -106,7 +104,7 @@ class Columns:
                 [first + result.episodes for first, result in zip(firsts, merged, strict=False)],
                 np.int64,
             ),
-            weights=each[group_index],
+            weights=weights[group_index],
             merged=sum(reports, MergeReport()) if reports else None,
         )
 
@@ -144,6 +142,11 @@ class Columns:
     def policy_versions(self) -> NDArray[np.int64]:
         """Lowest version that generated a token, or `UNKNOWN_VERSION`, int64 [N]."""
         return _joined([_oldest_versions(part) for part in self.parts], np.int64)
+
+    def everywhere(self, name: str, dtype: str) -> TokenField:
+        """Return token ids or the loss mask, which all sequences have."""
+        parts = [getattr(part, name) for part in self.parts]
+        return TokenField(name, dtype, (), parts, 0, np.ones(self.num_sequences, np.bool_))
 
     def token_fields(self, names: Collection[str] | None) -> list[TokenField]:
         """Return token-level fields other than ids and masks: all, or those in `names`.

@@ -1,78 +1,22 @@
-"""Tensors with several sequences in each row."""
+"""Placement of several sequences in each row."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.batch.columns import Columns
 from replaydb.batch.layouts import Layout
-from replaydb.batch.padding import (
-    is_pinned,
-    moved,
-    sequence_tensors,
-    tensor_of,
-    token_tensors,
-)
-from replaydb.batch.tensors import PackedBatch
 from replaydb.domain import checks
-from replaydb.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    import torch
 
 Fit = Literal["next", "first"]
 
 
-def packed(
-    columns: Columns,
-    pad_token_id: int,
-    *,
-    max_tokens: int,
-    fit: Fit = "next",
-    drop_oversized: bool = False,
-    fields: Collection[str] | None = None,
-    device: torch.device | str | None = None,
-) -> PackedBatch:
-    """Return a `PackedBatch` with rows of `max_tokens` tokens; see `Batch.packed`."""
-    fields = columns.chosen(fields)
-    pad = checks.token_id("pad_token_id", pad_token_id)
-    width = checks.whole_number("max_tokens", max_tokens, least=1)
-    drop = checks.flag("drop_oversized", drop_oversized)
-    full_lengths = columns.lengths
-    oversized = full_lengths > width
-    if oversized.any() and not drop:
-        longest = full_lengths.max()
-        expected = f"at least {longest}, the length of the longest sequence, or drop_oversized=True"
-        raise InvalidInputError("max_tokens", expected, width)
-    lengths = np.where(oversized, 0, full_lengths)
-    rows, begins = _plan(lengths, width, fit)
-    starts = rows * width + begins
-    segments = _Segments.of(starts, lengths, rows, width)
-    layout = _layout(columns, lengths, starts, oversized, segments)
-    found = columns.token_fields(fields)
-    return moved(
-        PackedBatch(
-            **sequence_tensors(columns, lengths, oversized, found, fields),
-            **token_tensors(columns, layout, pad, found, pinned=is_pinned(device)),
-            attention_mask=tensor_of(layout.filled),
-            position_ids=tensor_of(segments.positions()),
-            sequence_index=tensor_of(segments.spread(segments.members)),
-            cu_seqlens=tensor_of(segments.bounds.astype(np.int32)),
-            max_seqlen=int(segments.lengths.max(initial=0)),
-            row_lengths=tensor_of(layout.filled.sum(axis=1)),
-            dropped=tensor_of(columns.episode_index[oversized]),
-        ),
-        device,
-    )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Segments:
+class Segments:
     """Segments of all rows: sequences, and the padding at the end of each row.
 
     Attributes:
@@ -122,11 +66,11 @@ class _Segments:
         return positions.reshape(self.shape)
 
 
-def _plan(
+def plan(
     lengths: NDArray[np.int64], width: int, fit: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the row of each sequence, and where in the row it begins."""
-    plan = _next_fit if checks.one_of("fit", fit, ("next", "first")) == "next" else _first_fit
+    plan = _next_fit if checks.one_of("fit", fit, get_args(Fit)) == "next" else _first_fit
     return plan(lengths, width)
 
 
@@ -166,13 +110,14 @@ def _first_fit(
     return np.where(lengths > 0, rows, 0), np.where(lengths > 0, begins, 0)
 
 
-def _layout(
+def layout_of(
     columns: Columns,
     lengths: NDArray[np.int64],
     starts: NDArray[np.int64],
     oversized: NDArray[np.bool_],
-    segments: _Segments,
+    segments: Segments,
 ) -> Layout:
+    """Return the layout of sequences that begin at `starts` in the flattened rows."""
     filled = segments.spread(segments.members >= 0)
     parts = list(zip(columns.parts, columns.bounds, columns.bounds[1:], strict=False))
     kept = [

@@ -1,4 +1,4 @@
-"""Tensors with one row per sequence."""
+"""Tensors of a batch, and which tokens they have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.batch.columns import LOGPROBS, TOKEN_VERSIONS, Columns, TokenField
-from replaydb.batch.layouts import Layout, row_layout
-from replaydb.batch.tensors import PaddedBatch, SequenceTensors, SplitBatch
+from replaydb.batch.layouts import Layout
+from replaydb.batch.tensors import SequenceTensors
 from replaydb.domain import checks
 from replaydb.domain.episodes.arrays import Array
 
@@ -24,89 +24,6 @@ Side = Literal["left", "right"]
 _B = TypeVar("_B", bound=SequenceTensors)
 
 
-def padded(
-    columns: Columns,
-    pad_token_id: int,
-    *,
-    side: Side = "right",
-    pad_to_multiple_of: int | None = None,
-    max_length: int | None = None,
-    fields: Collection[str] | None = None,
-    device: torch.device | str | None = None,
-) -> PaddedBatch:
-    """Return a `PaddedBatch` with one row per sequence; see `Batch.padded`."""
-    fields = columns.chosen(fields)
-    pad = checks.token_id("pad_token_id", pad_token_id)
-    full_lengths = columns.lengths
-    lengths = _shortened(full_lengths, "max_length", max_length)
-    cut = lengths < full_lengths
-    # Keep the beginning: responses are truncated before prompts.
-    kept = _kept(columns, np.zeros_like(lengths), lengths) if cut.any() else None
-    width = _width(lengths, pad_to_multiple_of)
-    layout = row_layout(columns, lengths, width, left=_is_left("side", side), kept=kept)
-    found = columns.token_fields(fields)
-    tokens = token_tensors(columns, layout, pad, found, pinned=is_pinned(device))
-    return moved(
-        PaddedBatch(
-            **sequence_tensors(columns, lengths, cut, found, fields),
-            **tokens,
-            attention_mask=tensor_of(layout.filled),
-        ),
-        device,
-    )
-
-
-def split(
-    columns: Columns,
-    pad_token_id: int,
-    *,
-    prompt_side: Side = "left",
-    side: Side = "right",
-    pad_to_multiple_of: int | None = None,
-    max_prompt_length: int | None = None,
-    max_length: int | None = None,
-    fields: Collection[str] | None = None,
-    device: torch.device | str | None = None,
-) -> SplitBatch:
-    """Return a `SplitBatch` with prompts and responses separately; see `Batch.split`."""
-    fields = columns.chosen(fields)
-    pad = checks.token_id("pad_token_id", pad_token_id)
-    prompts = columns.prompt_lengths
-    responses = columns.lengths - prompts
-    prompt_sizes = _shortened(prompts, "max_prompt_length", max_prompt_length)
-    response_sizes = _shortened(responses, "max_length", max_length)
-    before = row_layout(
-        columns,
-        prompt_sizes,
-        _width(prompt_sizes, pad_to_multiple_of),
-        left=_is_left("prompt_side", prompt_side),
-        kept=_kept(columns, prompts - prompt_sizes, prompt_sizes),
-    )
-    after = row_layout(
-        columns,
-        response_sizes,
-        _width(response_sizes, pad_to_multiple_of),
-        left=_is_left("side", side),
-        kept=_kept(columns, prompts, response_sizes),
-    )
-    pinned = is_pinned(device)
-    found = columns.token_fields(fields)
-    tokens = token_tensors(columns, after, pad, found, pinned=pinned)
-    cut = (prompt_sizes < prompts) | (response_sizes < responses)
-    per_sequence = sequence_tensors(columns, prompt_sizes + response_sizes, cut, found, fields)
-    return moved(
-        SplitBatch(
-            **per_sequence | {"prompt_lengths": tensor_of(prompt_sizes)},
-            prompt_ids=before.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
-            prompt_mask=tensor_of(before.filled),
-            response_ids=tokens.pop("token_ids"),
-            response_mask=tensor_of(after.filled),
-            **tokens,
-        ),
-        device,
-    )
-
-
 def token_tensors(
     columns: Columns,
     layout: Layout,
@@ -116,20 +33,14 @@ def token_tensors(
     pinned: bool,
 ) -> dict[str, Any]:
     """Return the token-level attributes of a batch by name, except its attention masks."""
-    loss_mask = TokenField(
-        "loss_mask",
-        "bool",
-        (),
-        [part.loss_mask for part in columns.parts],
-        0,
-        np.ones(columns.num_sequences, np.bool_),
-    )
     tensors: dict[str, Tensor] = {
         field.name: layout.tensor(field, pinned=pinned) for field in fields
     }
     return {
-        "token_ids": layout.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
-        "loss_mask": layout.tensor(loss_mask, pinned=pinned),
+        "token_ids": layout.tensor(
+            columns.everywhere("token_ids", "int32"), dtype="int64", pad=pad, pinned=pinned
+        ),
+        "loss_mask": layout.tensor(columns.everywhere("loss_mask", "bool"), pinned=pinned),
         LOGPROBS: tensors.pop(LOGPROBS, None),
         TOKEN_VERSIONS: tensors.pop(TOKEN_VERSIONS, None),
         "token_extras": tensors,
@@ -200,14 +111,7 @@ def moved(batch: _B, device: torch.device | str | None) -> _B:
     return batch.to(device)
 
 
-def _token_ids(columns: Columns) -> TokenField:
-    present = np.ones(columns.num_sequences, np.bool_)
-    return TokenField(
-        "token_ids", "int32", (), [part.token_ids for part in columns.parts], 0, present
-    )
-
-
-def _kept(
+def kept_tokens(
     columns: Columns, skipped: NDArray[np.int64], kept: NDArray[np.int64]
 ) -> list[NDArray[np.bool_]]:
     """Return which tokens of each part are the `kept` ones after `skipped` ones, by sequence."""
@@ -219,15 +123,18 @@ def _kept(
     ]
 
 
-def _width(lengths: NDArray[np.int64], multiple: int | None) -> int:
+def width_of(lengths: NDArray[np.int64], multiple: int | None) -> int:
+    """Return the width of rows: the longest length, rounded up to a multiple."""
     longest = int(lengths.max(initial=0))
     step = 1 if multiple is None else checks.whole_number("pad_to_multiple_of", multiple, 1)
     return -(-longest // step) * step
 
 
-def _shortened(lengths: NDArray[np.int64], name: str, limit: int | None) -> NDArray[np.int64]:
+def shortened(lengths: NDArray[np.int64], name: str, limit: int | None) -> NDArray[np.int64]:
+    """Return lengths up to a limit, which is the argument `name`."""
     return lengths if limit is None else np.minimum(lengths, checks.whole_number(name, limit, 1))
 
 
-def _is_left(name: str, side: str) -> bool:
+def is_left(name: str, side: str) -> bool:
+    """Whether padding is on the left, by the argument `name`."""
     return bool(checks.one_of(name, side, get_args(Side)) == "left")
