@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.domain.episodes.rewards import RewardStats, reward_stats
+from replaydb.domain.episodes.group import RewardStats, reward_stats
 from replaydb.errors import InvalidInputError
 from support import samples
 from support.examples import examples

@@ -11,16 +11,15 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 from replaydb.blocking.interrupts import Interrupts
 from replaydb.errors import NotSupportedError, StoreClosedError
 from replaydb.util import threads
+from replaydb.util.cancellation import T
 from replaydb.util.loop_thread import Call, LoopThread, Work
 
 logger = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 #: A signal does not end a wait if it arrives just before the thread blocks, or in another thread.
 #: Its handler then runs after at most this many seconds.
@@ -30,10 +29,10 @@ WAKE_SECONDS = 0.5
 EXIT_SECONDS = 5.0
 
 
-class _Call(Call[R]):
+class _Call(Call[T]):
     """Work that a thread waits for."""
 
-    def __init__(self, work: Work[R]) -> None:
+    def __init__(self, work: Work[T]) -> None:
         # A bare lock stays consistent wherever a waiter is interrupted, unlike a condition or an
         # event, and a signal handler may make another call while this one waits.
         self._done = threading.Lock()
@@ -76,7 +75,7 @@ class EventLoopThread:
         atexit.register(self._at_exit)
 
     @classmethod
-    def opening(cls, work: Callable[[Self], Coroutine[Any, Any, R]]) -> R:
+    def opening(cls, work: Callable[[Self], Coroutine[Any, Any, T]]) -> T:
         """Start a thread and run `work` in it. If that fails, the thread is closed."""
         thread = cls()
         try:
@@ -87,11 +86,11 @@ class EventLoopThread:
 
     def run(
         self,
-        work: Work[R],
+        work: Work[T],
         *,
         shielded: bool = False,
-        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None = None,
-    ) -> R:
+        unwanted: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    ) -> T:
         """Run `work` in the event loop and wait for its result.
 
         If a signal handler raises meanwhile, such as on Ctrl-C, the work is cancelled and awaited,
@@ -111,14 +110,14 @@ class EventLoopThread:
         """
         if shielded and not threads.can_wait():
             self._leave(work)
-            return cast("R", None)  # what is shielded returns nothing
+            return cast("T", None)  # what is shielded returns nothing
         if threads.is_of_a_store():
             raise NotSupportedError(
                 "a blocking call cannot be made in a thread of a store, where it could wait for "
                 "itself: not in a function or iterator that is passed to a call, a logging handler "
                 "or a finalizer; make it before the call, and pass its result"
             )
-        call: _Call[R] | None = None
+        call: _Call[T] | None = None
         try:
             with Interrupts() as interrupts:
                 call = _Call(work)
@@ -136,7 +135,7 @@ class EventLoopThread:
             raise
         return result
 
-    async def run_from(self, work: Work[R]) -> R:
+    async def run_from(self, work: Work[T]) -> T:
         """Run `work` for a caller in another event loop, which may cancel it."""
         self._check_process()
         return await self._thread.run(work())

@@ -163,8 +163,8 @@ class BufferCore:
         run = await self._run(limit, create=records_run)
         scope = Scope(
             self._database.backend,
-            self.id,
-            self.name,
+            self._row.id,
+            self._row.name,
             run,
             self._row,
             self._set_row,
@@ -323,7 +323,7 @@ class BufferCore:
 
     def _waiter(self, timeout: float | None, explain: Explain | None = None) -> Waiter:
         """Return the retry loop of a call. Arguments as for `Waiter`."""
-        return Waiter(self._database.signal, self.name, timeout, explain)
+        return Waiter(self._database.signal, self._row.name, timeout, explain)
 
     def _selection(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Self
 
 import numpy as np
@@ -305,11 +306,11 @@ class Result:
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
         """Return the result with the decoded groups in the order of the draw."""
         sound = np.array([group_id in decoded.groups for group_id in drawn.ids], np.bool_)
-        batch = Batch(
-            [decoded.groups[group_id] for group_id in drawn.ids if group_id in decoded.groups],
-            drawn.probabilities[sound],
-            drawn.weights[sound],
-            drawn.draw_id,
+        batch: Batch = Batch._trusted(
+            groups=tuple(compress(map(decoded.groups.get, drawn.ids), sound)),
+            probabilities=drawn.probabilities[sound],
+            weights=drawn.weights[sound],
+            draw_id=drawn.draw_id,
         )
         damaged = {
             group_id: decoded.corrupt.get(group_id, "the payload is missing")

@@ -7,11 +7,12 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
+from replaydb.buffer.core import T
 from replaydb.buffer.drawing import Drawing, Result, check_intact
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import draw_request
@@ -29,8 +30,6 @@ from replaydb.domain.policies import Fifo, SamplingPolicy
 from replaydb.domain.results import AckReport, LeaseInfo
 from replaydb.errors import InvalidInputError
 from replaydb.util.opening import Opening
-
-T = TypeVar("T")
 
 #: Statuses from which groups can be leased.
 _LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}

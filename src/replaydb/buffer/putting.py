@@ -293,7 +293,7 @@ class Putting(BufferCore):
         several: Sequence[EpisodeGroup],
         priority: Priority | Callable[[EpisodeGroup], Priority] | None,
     ) -> list[GroupRecord]:
-        compression = self.settings.compression
+        compression = self._row.settings.compression
 
         def encode() -> list[GroupRecord]:
             for group in several:

@@ -99,8 +99,4 @@ def _numbers(values: Any, count: int) -> list[Any]:
 def _turns(episode: Episode) -> list[int]:
     if not episode.turns:
         return [0] * episode.num_tokens
-    return [
-        i
-        for i, turn in enumerate(episode.turns)
-        for _ in range(len(turn.prompt_ids) + len(turn.response_ids))
-    ]
+    return [i for i, turn in enumerate(episode.turns) for _ in range(turn.num_tokens)]

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.settings import BufferSettings
-from replaydb.util.publishing import renamed
 
 
 class DrawOutcome(StrEnum):
@@ -514,9 +513,6 @@ class PruneReport:
         now = self.orphan_bytes + self.marked_bytes
         return now + self.unmarked_bytes + self.compacted_bytes
 
-    num_condemned = renamed("num_condemned", "num_marked")
-    condemned_bytes = renamed("condemned_bytes", "marked_bytes")
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -533,5 +529,3 @@ class Finding:
     subject: str
     text: str
     fix: str | None = None
-
-    mend = renamed("mend", "fix")  # codespell:ignore mend

@@ -250,7 +250,7 @@ class Folder:
 
         def remove() -> None:
             for pack in packs:
-                path = self._path(pack)
+                path = self._folder / _file(pack)
                 path.unlink(missing_ok=True)
                 path.with_name(f"{path.name}.part").unlink(missing_ok=True)
 
@@ -292,9 +292,6 @@ class Folder:
     def close(self) -> None:
         """Let the threads end after their current work."""
         self._threads.shutdown(wait=False)
-
-    def _path(self, pack: str) -> Path:
-        return self._folder / _file(pack)
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()

@@ -15,12 +15,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 from weakref import finalize
 
 from replaydb.errors import DatabaseUnavailableError, StoreClosedError
 from replaydb.util import threads
-from replaydb.util.cancellation import run_to_completion
+from replaydb.util.cancellation import T, run_to_completion
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ LEFT_SECONDS = 10.0
 #: Time in which the garbage collector closes the connections of a store that it collects.
 COLLECTED_SECONDS = 1.0
 
-T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 
 

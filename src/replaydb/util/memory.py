@@ -29,6 +29,9 @@ class BlockPool:
     Any thread may use it. It never waits for its lock, because finalizers that return a block can
     run anywhere and a fork can happen at any time. A call that finds the lock taken allocates new
     memory.
+
+    Attributes:
+        num_free_bytes: Size of the unused memory.
     """
 
     def __init__(self, most_free_bytes: int = MOST_FREE_BYTES) -> None:
@@ -36,12 +39,7 @@ class BlockPool:
         self._busy = Lock()
         self._returned: deque[mmap.mmap] = deque()
         self._free: list[mmap.mmap] = []  # the most recently used is last
-        self._num_free_bytes = 0
-
-    @property
-    def num_free_bytes(self) -> int:
-        """Size of the unused memory."""
-        return self._num_free_bytes
+        self.num_free_bytes = 0
 
     def take(self, num_bytes: int) -> memoryview:
         """Return writable memory with arbitrary content. It is in use while any view of it exists.
@@ -65,7 +63,7 @@ class BlockPool:
             self._collect()
             for i in reversed(range(len(self._free))):
                 if size <= len(self._free[i]) <= size + size // 2:
-                    self._num_free_bytes -= len(self._free[i])
+                    self.num_free_bytes -= len(self._free[i])
                     return self._free.pop(i)
             return None
         finally:
@@ -83,9 +81,9 @@ class BlockPool:
         while self._returned:
             block = self._returned.popleft()
             self._free.append(block)
-            self._num_free_bytes += len(block)
-        while self._num_free_bytes > self._most_free_bytes:
-            self._num_free_bytes -= len(self._free.pop(0))
+            self.num_free_bytes += len(block)
+        while self.num_free_bytes > self._most_free_bytes:
+            self.num_free_bytes -= len(self._free.pop(0))
 
 
 def _rounded(num_bytes: int) -> int:

@@ -1,14 +1,13 @@
-"""Set the public module of exported names, and keep renamed attributes readable."""
+"""Set the public module of exported names."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from inspect import isclass, isfunction
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 
 def publish(module: str, names: Iterable[str]) -> None:
@@ -25,18 +24,6 @@ def publish(module: str, names: Iterable[str]) -> None:
                 _resolve_annotations(thing)
         if isclass(thing) or isfunction(thing):
             thing.__module__ = module
-
-
-def renamed(old: str, new: str) -> Any:
-    """Return a property that reads the attribute `new` and warns that `old` was renamed."""
-
-    def read(self: object) -> Any:
-        message = f"{type(self).__name__}.{old} was renamed to {new}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(self, new)
-
-    read.__doc__ = f"Deprecated: renamed to `{new}`."
-    return property(read)
 
 
 def _resolve_annotations(cls: type) -> None:

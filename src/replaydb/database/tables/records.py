@@ -18,7 +18,7 @@ from replaydb.database.tables.column_types import Damaged
 from replaydb.domain import checks
 from replaydb.domain.episodes import EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
-from replaydb.domain.episodes.rewards import reward_stats
+from replaydb.domain.episodes.group import reward_stats
 from replaydb.errors import CorruptPayloadError
 from replaydb.packs import PackDamage
 

@@ -127,7 +127,9 @@ class Episode:
             self,
             token_ids=row.token_ids,
             loss_mask=row.loss_mask,
-            logprobs=_logprobs(row.logprobs, total, response),
+            logprobs=None
+            if row.logprobs is None
+            else spread("logprobs", to_logprobs(row.logprobs), total, response),
             prompt_length=row.prompt_length,
             reward=checks.optional(checks.reward, "reward", reward),
             advantage=checks.optional(checks.float32, "advantage", advantage),
@@ -197,9 +199,3 @@ class Episode:
 
 # Reserved names of extras. The last two are properties.
 CORE_FIELDS = frozenset(f.name for f in fields(Episode)) | {"prompt_ids", "response_ids"}
-
-
-def _logprobs(value: ArrayLike, total: int, response: int | None) -> Array | None:
-    if value is None:
-        return None
-    return spread("logprobs", to_logprobs(value), total, response)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from replaydb.domain.episodes.columnar import flat_from_arrays, texts_of
 from replaydb.domain.episodes.context import GroupContext, Prompt
 from replaydb.domain.episodes.episode import Episode
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
-from replaydb.domain.episodes.rewards import RewardStats, reward_stats
 from replaydb.errors import InvalidInputError
 
 
@@ -44,6 +44,22 @@ class GroupStatus(StrEnum):
     FAILED = "failed"
     FILTERED = "filtered"
     ARCHIVED = "archived"
+
+
+class RewardStats(NamedTuple):
+    """Statistics of the known rewards; all None if there are none.
+
+    Attributes:
+        mean: Mean.
+        std: Population standard deviation.
+        min: Lowest reward.
+        max: Highest reward.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
 
 
 class EpisodeGroup:
@@ -385,3 +401,21 @@ class EpisodeGroup:
             f"{type(self).__name__}({self.task_name!r}, {self.num_episodes} episodes, "
             f"group_uid={self.group_uid!r}, status={self.status.value!r})"
         )
+
+
+def reward_stats(rewards: NDArray[np.float64]) -> RewardStats:
+    """Return statistics of rewards [E], NaN where there is none.
+
+    Equal rewards have a std of exactly 0.0 and are their own mean. With rounding errors, such
+    groups would pass a filter for `reward_std > 0`.
+    """
+    # Groups are small: calling numpy takes longer than adding up in Python.
+    known = [reward for reward in rewards.tolist() if reward == reward]
+    if not known:
+        return RewardStats()
+    low, high = min(known), max(known)
+    if low == high:
+        return RewardStats(low, 0.0, low, high)
+    mean = sum(known) / len(known)
+    squares = [(reward - mean) * (reward - mean) for reward in known]
+    return RewardStats(mean, math.sqrt(sum(squares) / len(known)), low, high)

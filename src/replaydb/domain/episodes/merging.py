@@ -115,8 +115,7 @@ def merge_turns(
             extra has several dtypes or shapes; or an episode cannot count as a turn, because tokens
             of its prompt are in the loss or have rewards.
     """
-    if end_token_id is not None:
-        end_token_id = checks.token_id("end_token_id", end_token_id)
+    end_token_id = checks.optional(checks.token_id, "end_token_id", end_token_id)
     episodes = _episodes(trajectory)
     steps = [step for episode in episodes for step in _steps(episode)]
     repeated, realigned = _repetitions([step.turn for step in steps], end_token_id)
