@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import ColumnElement, select
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from replaydb.buffer.lease import Lease
 
 T = TypeVar("T")
-R = TypeVar("R")
 #: Changes the buffer of a scope in a transaction.
 Work: TypeAlias = Callable[[Scope, Session], T]
 
@@ -116,49 +115,42 @@ class BufferCore:
         """Cache the buffer's row as it was just read."""
         self._row = row
 
-    @overload
-    async def _write(
+    def _write(
         self,
         work: Work[T],
-        end: float | None = ...,
-        *,
-        records_run: bool = ...,
-        announces: bool = ...,
-    ) -> T: ...
-
-    @overload
-    async def _write(
-        self,
-        work: Work[Any],
-        end: float | None = ...,
-        *,
-        records_run: bool = ...,
-        transact: Callable[..., Awaitable[R]],
-    ) -> R: ...
-
-    async def _write(
-        self,
-        work: Work[Any],
         end: float | None = None,
         *,
         records_run: bool = False,
         announces: bool = True,
-        transact: Callable[..., Awaitable[Any]] | None = None,
-    ) -> Any:
-        """Run `work` in one read-write transaction, and announce its commit.
+    ) -> Coroutine[Any, Any, T]:
+        """Run `work` in one read-write transaction: see `_transact`."""
+        return self._transact(
+            lambda scope: self._database.write(partial(work, scope), end=end),
+            end,
+            records_run=records_run,
+            announces=announces,
+        )
+
+    async def _transact(
+        self,
+        attempt: Callable[[Scope], Awaitable[T]],
+        end: float | None,
+        *,
+        records_run: bool = False,
+        announces: bool = True,
+    ) -> T:
+        """Run one read-write transaction, and announce its commit.
 
         Maintenance that is too much for one transaction is done before, in transactions of its own.
 
         Args:
-            work: Function that executes statements and returns a result.
+            attempt: Runs the transaction for a buffer and run.
             end: Deadline, as for `Database.write`.
-            records_run: Whether `work` stores rows that refer to the run of the store, which is
+            records_run: Whether it stores rows that refer to the run of the store, which is
                 inserted before if it is new.
             announces: Whether the commit is announced. It would wake all waiting calls, which is
                 useless after the extension of a lease or a step of many.
-            transact: Method of the database that runs it. Default: `write`.
         """
-        transact = transact or self._database.write
         limit = end_in(allowance()) if end is None else end
         run = await self._run(limit, create=records_run)
         scope = Scope(
@@ -172,7 +164,7 @@ class BufferCore:
         )
         while True:
             try:
-                result = await transact(partial(work, scope), end=end)
+                result = await attempt(scope)
             except StillExpiringError:
                 await self._catch_up(limit, expiring=True)
             except UnfinishedMaintenanceError as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -169,15 +169,18 @@ class Drawing(BufferCore):
             nonlocal drawn
             drawn = None
 
-        transact = partial(
-            self._database.write_then_read,
-            read=read,
-            is_needed=lambda found: found.contents.in_snapshot,
-            num_bytes=lambda found: found.contents.num_bytes,
-            undone=undone,
-        )
+        def attempt(scope: Scope) -> Coroutine[Any, Any, tuple[Drawn, Stored | None]]:
+            return self._database.write_then_read(
+                partial(work, scope),
+                read,
+                is_needed=lambda found: found.contents.in_snapshot,
+                num_bytes=lambda found: found.contents.num_bytes,
+                end=end,
+                undone=undone,
+            )
+
         try:
-            found, stored = await self._write(work, end, records_run=True, transact=transact)
+            found, stored = await self._transact(attempt, end, records_run=True)
             if not request.loads:
                 return Result(Batch([]), found, {})
             contents = found.contents

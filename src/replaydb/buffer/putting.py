@@ -358,14 +358,15 @@ class Putting(BufferCore):
         """Store puts or additions in one transaction. Packs of payloads are written before it."""
         payloads = [part for one in several for part in one.payloads]
         work = partial(store, known_tasks=self._known_tasks, several=several)
-        transact = partial(self._database.write, gate=gate)
         while True:
             if self._row.uses_payload_store:
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                outcomes: Sequence[Any] = await self._write(
-                    work, end, records_run=True, transact=transact
+                outcomes: Sequence[Any] = await self._transact(
+                    lambda scope: self._database.write(partial(work, scope), end=end, gate=gate),
+                    end,
+                    records_run=True,
                 )
             except PackGoneError as error:
                 for pack in packs:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
-
-class _Closing(Protocol):
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-T = TypeVar("T", bound=_Closing)
+T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
 
 
 class Opening(Coroutine[Any, Any, T]):
@@ -53,7 +42,8 @@ class Opening(Coroutine[Any, Any, T]):
 
     async def __aenter__(self) -> T:
         self._it = await self._coroutine
-        return await self._it.__aenter__()
+        await self._it.__aenter__()
+        return self._it
 
     async def __aexit__(
         self,
