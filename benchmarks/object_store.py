@@ -93,7 +93,7 @@ def counted_requests(counts: Counter[str]) -> Iterator[None]:
 
 
 async def _ready(url: str) -> None:
-    store, end = PayloadStore.at(url, uuid4().hex), asyncio.get_running_loop().time() + 60
+    store, end = PayloadStore(url, uuid4().hex), asyncio.get_running_loop().time() + 60
     while True:
         try:
             await store.prepare(end)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.tables import records
-from replaydb.domain.episodes import Episode, EpisodeGroup
+from replaydb.domain.episodes import Episode, EpisodeGroup, flat
 from replaydb.domain.episodes.flat import flatten
 from support import samples
 from support.batches import ROW, stored_group
@@ -25,12 +25,12 @@ SCALARS = (
 
 
 def test_scalars_build_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("an episode was built")
 
     made = stored_group(samples.sample_episodes())
     with monkeypatch.context() as patch:
-        patch.setattr(Episode, "_trusted", refuse)
+        patch.setattr(flat, "trusted", refuse)
         for name in (*SCALARS, "rewards", "advantages", "texts"):
             getattr(made, name)
         records.to_record(EpisodeGroup("t", samples.sample_episodes()), None)

@@ -77,7 +77,7 @@ def main(url: str, *pins: str) -> None:
     for name, wanted in (pin.split("==") for pin in pins):
         found = version(name)
         assert f"{found}.".startswith(f"{wanted}."), f"{name} is {found}, not {wanted}"
-    PayloadStore.at("s3://bucket/prefix", "0" * 32)
+    PayloadStore("s3://bucket/prefix", "0" * 32)
     command("db", "upgrade", "--url", url)
     command("db", "check", "--url", url)
     asyncio.run(use(url))

@@ -59,7 +59,7 @@ async def opened(
     url: str, store_uid: str = STORE, read_instance: ReadInstance = instance
 ) -> AsyncIterator[PayloadStore]:
     """Open a payload store, and close it after the block."""
-    payload_store = PayloadStore.at(url, store_uid, read_instance)
+    payload_store = PayloadStore(url, store_uid, read_instance)
     try:
         yield payload_store
     finally:

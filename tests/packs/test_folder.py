@@ -29,7 +29,7 @@ async def main():
     async def instance(end):
         return Instance({"inode": 1})
 
-    payload_store = PayloadStore.at(sys.argv[1], sys.argv[2], instance)
+    payload_store = PayloadStore(sys.argv[1], sys.argv[2], instance)
     await payload_store.claim(asyncio.get_running_loop().time() + 30)
     os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
     loop = asyncio.get_running_loop()

@@ -32,8 +32,8 @@ KEY = "hunter2"
     ],
 )
 def test_urls_are_normalized(given: str, canonical: str) -> None:
-    assert PayloadStore.at(given, STORE).url == canonical
-    assert PayloadStore.at(canonical, STORE).url == canonical
+    assert PayloadStore(given, STORE).url == canonical
+    assert PayloadStore(canonical, STORE).url == canonical
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_urls_are_normalized(given: str, canonical: str) -> None:
 )
 def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidURLError) as raised:
-        PayloadStore.at(url, STORE)
+        PayloadStore(url, STORE)
     assert raised.value.field == "payloads"
 
 
@@ -79,29 +79,29 @@ def test_invalid_urls_are_refused(url: str) -> None:
 )
 def test_a_url_with_a_key_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidURLError) as raised:
-        PayloadStore.at(url, STORE)
+        PayloadStore(url, STORE)
     assert KEY not in repr(raised.value)
     assert raised.value.__context__ is None
 
 
 def test_the_error_for_a_user_names_the_source_of_credentials() -> None:
     with pytest.raises(InvalidURLError, match="credentials come from the environment"):
-        PayloadStore.at("s3://me@bucket/a", STORE)
+        PayloadStore("s3://me@bucket/a", STORE)
 
 
 def test_an_account_is_needed_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(InvalidURLError, match="account=NAME"):
-        PayloadStore.at("az://container/a", STORE)
+        PayloadStore("az://container/a", STORE)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
-    assert PayloadStore.at("az://container/a", STORE).url == "az://container/a"
+    assert PayloadStore("az://container/a", STORE).url == "az://container/a"
 
 
 def test_object_stores_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NotSupportedError, match=r"replaydb\[obstore\]"):
-        PayloadStore.at("s3://bucket/a", STORE)
-    PayloadStore.at("file:///nvme", STORE)
+        PayloadStore("s3://bucket/a", STORE)
+    PayloadStore("file:///nvme", STORE)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_client_is_configured_by_the_url(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
-    payload_store = PayloadStore.at(url, STORE)
+    payload_store = PayloadStore(url, STORE)
     client = payload_store._objects._store  # type: ignore[attr-defined]
     assert type(client).__name__ == kind
     assert client.config == config
@@ -149,9 +149,9 @@ def test_the_client_is_configured_by_the_url(
 
 def test_plain_http_is_allowed_only_if_the_url_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    refused = PayloadStore.at("s3://bucket/a", STORE)._objects._store  # type: ignore[attr-defined]
+    refused = PayloadStore("s3://bucket/a", STORE)._objects._store  # type: ignore[attr-defined]
     assert "allow_http" not in refused.client_options
-    payload_store = PayloadStore.at("s3://bucket/a?endpoint=http://127.0.0.1:2", STORE)
+    payload_store = PayloadStore("s3://bucket/a?endpoint=http://127.0.0.1:2", STORE)
     client = payload_store._objects._store  # type: ignore[attr-defined]
     assert client.client_options["allow_http"] == "true"
     assert client.config["endpoint_url_s3"] == "http://127.0.0.1:2"

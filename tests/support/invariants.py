@@ -189,7 +189,7 @@ async def _check_packs(connection: AsyncConnection) -> None:
     existing: set[str] = set()
     for row in stores:
         store, end = (
-            PayloadStore.at(row["url"], row["store_uid"]),
+            PayloadStore(row["url"], row["store_uid"]),
             asyncio.get_running_loop().time() + 60,
         )
         existing |= {each.name async for each in store.listed(end=end)}

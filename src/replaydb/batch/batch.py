@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,11 +80,6 @@ class Batch(typing.Generic[G]):
             weights=_one_each("weights", weights, len(several)),
             draw_id=checks.optional(checks.whole_number, "draw_id", draw_id),
         )
-
-    @classmethod
-    def _trusted(cls, **values: Any) -> Self:
-        """Create a batch without checks, for a draw."""
-        return set_fields(object.__new__(cls), **values)
 
     def __len__(self) -> int:
         return len(self.groups)

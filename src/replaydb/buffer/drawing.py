@@ -33,6 +33,7 @@ from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import allowance, end_in
 from replaydb.database.tables.records import Decoded, Stored
 from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.episodes.turns import trusted
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -309,7 +310,8 @@ class Result:
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
         """Return the result with the decoded groups in the order of the draw."""
         sound = np.array([group_id in decoded.groups for group_id in drawn.ids], np.bool_)
-        batch: Batch = Batch._trusted(
+        batch: Batch = trusted(
+            Batch,
             groups=tuple(compress(map(decoded.groups.get, drawn.ids), sound)),
             probabilities=drawn.probabilities[sound],
             weights=drawn.weights[sound],

@@ -145,7 +145,8 @@ class Store:
         payloads = checks.optional(checks.string, "payloads", payloads)
         grace = checks.optional(checks.duration, "payload_grace", payload_grace)
         cache = checks.optional(checks.whole_number, "payload_cache", payload_cache)
-        name = _new_run_name() if run is None else checks.name("run", run)
+        generated = f"run-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:8]}"
+        name = generated if run is None else checks.name("run", run)
         ancestor = checks.optional(checks.name, "lineage", lineage)
         metadata = checks.json_object("run_metadata", run_metadata)
 
@@ -435,7 +436,3 @@ def _memory_errors_typed() -> Iterator[None]:
         raise DatabaseUnavailableError("not enough memory to open the store") from error
     except ImportError as error:
         raise DatabaseUnavailableError(f"a library cannot be loaded: {error}") from error
-
-
-def _new_run_name() -> str:
-    return f"run-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:8]}"

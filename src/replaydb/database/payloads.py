@@ -74,7 +74,7 @@ class Payloads:
         row = await self.database.read(payload_location.payload_store, end=end)
         if row is None:
             store_uid = uuid4().hex
-            payload_store = PayloadStore.at(url, store_uid)
+            payload_store = PayloadStore(url, store_uid)
 
             def check(session: Session) -> None:
                 payload_location.check_no_payloads(session, payload_store.url)
@@ -362,7 +362,7 @@ class Payloads:
         async def read_instance(end: float) -> Instance:
             return await database.write(database.backend.administration.instance, end=end)
 
-        return PayloadStore.at(url, store_uid, read_instance)
+        return PayloadStore(url, store_uid, read_instance)
 
     def _use(self, payload_store: PayloadStore) -> PayloadStore:
         """Use a payload store from now on."""

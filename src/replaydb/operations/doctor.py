@@ -126,7 +126,7 @@ async def _payloads(database: Database) -> Finding:
     if row is None:
         return Finding("good", "payload store", "payloads are in the database")
     try:
-        store = PayloadStore.at(row.url, row.store_uid)
+        store = PayloadStore(row.url, row.store_uid)
         try:
             marker = await store.check(end_in(PATIENCE_SECONDS))
         finally:

@@ -69,24 +69,8 @@ class PayloadStore:
         url: Normalized URL of the location, absolute and without secrets.
     """
 
-    def __init__(
-        self, url: str, objects: Objects, store_uid: str, read_instance: ReadInstance | None
-    ) -> None:
-        self.url = url
-        self._objects = objects
-        self._store_uid = store_uid
-        self._first_line = f"payloads of the replaydb store {store_uid}\n".encode()
-        self._marker = f"{url.partition('?')[0]}/{store_uid}/{_MARKER}"  # for errors
-        self._read_instance = read_instance
-        self._instance: Instance | None = None
-        self._claimed: str | None = None  # version of the marker that named this instance
-        self._newest = 0  # time in the newest name that this object has made or seen
-
-    @classmethod
-    def at(
-        cls, url: str, store_uid: str, read_instance: ReadInstance | None = None
-    ) -> PayloadStore:
-        """Return the payload store at a URL, without accessing it.
+    def __init__(self, url: str, store_uid: str, read_instance: ReadInstance | None = None) -> None:
+        """Set the location, without accessing it.
 
         Args:
             url: URL of a folder, or of a bucket and a prefix, without secrets.
@@ -100,12 +84,16 @@ class PayloadStore:
         if not _NAME.fullmatch(store_uid):
             raise ValueError(f"store_uid: expected 32 hex digits, got {store_uid!r}")
         parsed = PayloadURL.of(url)
-        objects: Objects
-        if parsed.scheme == "file":
-            objects = Folder(parsed, store_uid)
-        else:
-            objects = Bucket(parsed, store_uid)
-        return cls(str(parsed), objects, store_uid, read_instance)
+        kind = Folder if parsed.scheme == "file" else Bucket
+        self.url = str(parsed)
+        self._objects: Objects = kind(parsed, store_uid)
+        self._store_uid = store_uid
+        self._first_line = f"payloads of the replaydb store {store_uid}\n".encode()
+        self._marker = f"{self.url.partition('?')[0]}/{store_uid}/{_MARKER}"  # for errors
+        self._read_instance = read_instance
+        self._instance: Instance | None = None
+        self._claimed: str | None = None  # version of the marker that named this instance
+        self._newest = 0  # time in the newest name that this object has made or seen
 
     async def prepare(self, end: float) -> None:
         """Create the payload store by writing its marker, unless it exists.
@@ -312,7 +300,7 @@ class PayloadStore:
         suspects: dict[Range, list[PackDamage]] = {wanted: [] for wanted in ranges}
         for pause in REREADS:
             await self._by(end, asyncio.sleep(pause))
-            other = PayloadStore.at(self.url, self._store_uid)
+            other = PayloadStore(self.url, self._store_uid)
             try:
                 found, confirmed = await other._reread(suspects, end)
             finally:

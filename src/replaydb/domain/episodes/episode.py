@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,11 +144,6 @@ class Episode:
             text=checks.optional(checks.text, "text", text),
             turns=row.turns,
         )
-
-    @classmethod
-    def _trusted(cls, **values: Any) -> Self:
-        """Create an episode from stored fields without checks, for the decoder."""
-        return set_fields(object.__new__(cls), **values)
 
     @property
     def num_tokens(self) -> int:

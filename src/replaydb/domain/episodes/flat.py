@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.episode import Episode
-from replaydb.domain.episodes.turns import Turn, same_fields
+from replaydb.domain.episodes.turns import Turn, same_fields, trusted
 
 #: None in stored version columns. Versions are 32-bit, so none has this value.
 NO_VERSION = int(np.iinfo(np.int64).min)
@@ -159,7 +159,8 @@ class FlatEpisodes:
         ]
         turns = _unflatten_turns(self, self.turns, token_extras) if self.turns else None
         return [
-            Episode._trusted(
+            trusted(
+                Episode,
                 token_ids=self.token_ids[begin:end],
                 loss_mask=self.loss_mask[begin:end],
                 logprobs=_cut(self.logprobs, begin, end, self.has_logprobs[i]),
@@ -287,7 +288,8 @@ def _unflatten_turns(
         for i in range(turn, turn + count):
             middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
             mine.append(
-                Turn._trusted(
+                trusted(
+                    Turn,
                     prompt_ids=flat.token_ids[begin:middle],
                     response_ids=flat.token_ids[middle:end],
                     loss_mask=flat.loss_mask[middle:end],

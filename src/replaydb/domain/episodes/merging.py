@@ -33,7 +33,7 @@ from replaydb.domain.episodes.building import (
     joint_tokens,
     joint_versions,
 )
-from replaydb.domain.episodes.turns import Turn
+from replaydb.domain.episodes.turns import Turn, trusted
 from replaydb.errors import InvalidInputError
 
 
@@ -184,7 +184,7 @@ def _with_a_turn(episode: Episode) -> Episode:
     extras = {name: it for name, it in episode.token_extras.items() if name != TOKEN_REWARDS}
     own = {field.name: getattr(episode, field.name) for field in fields(Episode)}
     own |= {"reward": turn.reward, "token_extras": extras, "turns": (turn,)}
-    return Episode._trusted(**own)
+    return trusted(Episode, **own)
 
 
 def _steps(episode: Episode) -> list[_Step]:
@@ -265,7 +265,8 @@ def _row(
     if is_rewarded:
         extras[TOKEN_REWARDS] = _token_rewards(turns, fresh)
     last = steps[-1]
-    return Episode._trusted(
+    return trusted(
+        Episode,
         token_ids=tokens[keep],
         loss_mask=mask[keep],
         logprobs=None if logprobs is None else logprobs[keep],

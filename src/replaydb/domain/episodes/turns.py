@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +105,6 @@ class Turn:
             metadata=checks.json_object("metadata", metadata, checks.text),
         )
 
-    @classmethod
-    def _trusted(cls, **values: Any) -> Self:
-        """Create a turn from stored fields without checks, for the decoder."""
-        return set_fields(object.__new__(cls), **values)
-
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, Turn) else NotImplemented
 
@@ -145,6 +140,11 @@ def _total(rewards: NDArray[np.float32], given: float | None) -> float:
     if abs(given - total) > rounding:
         raise InvalidInputError("reward", f"the sum of token_rewards, {total:g}", given)
     return given
+
+
+def trusted(kind: type[_T], **values: Any) -> _T:
+    """Create a frozen dataclass from its fields, without checks."""
+    return set_fields(object.__new__(kind), **values)
 
 
 def set_fields(target: _T, **values: Any) -> _T:
