@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -43,9 +42,18 @@ def _with_span(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _span(name, self) as record:
-            result = await method(self, *args, **kwargs)
-            record(result)
+        from opentelemetry import trace
+
+        with trace.get_tracer("replaydb").start_as_current_span(name) as span:
+            if span.is_recording() and isinstance(buffer := getattr(self, "name", None), str):
+                span.set_attribute("replaydb.buffer", buffer)
+            try:
+                result = await method(self, *args, **kwargs)
+            except ReplayDBError as error:
+                span.set_attribute("error.type", type(error).__name__)
+                raise
+            if span.is_recording() and (count := _count(result)) is not None:
+                span.set_attribute("replaydb.count", count)
             return result
 
     return call
@@ -61,26 +69,6 @@ def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[...
         return Opening(lambda: opened(self))
 
     return call
-
-
-@contextmanager
-def _span(name: str, owner: Any) -> Iterator[Callable[[Any], None]]:
-    """Open a span for the block. Yields a function that records the result of the call."""
-    from opentelemetry import trace
-
-    with trace.get_tracer("replaydb").start_as_current_span(name) as span:
-
-        def record(result: Any) -> None:
-            if span.is_recording() and (count := _count(result)) is not None:
-                span.set_attribute("replaydb.count", count)
-
-        if span.is_recording() and isinstance(buffer := getattr(owner, "name", None), str):
-            span.set_attribute("replaydb.buffer", buffer)
-        try:
-            yield record
-        except ReplayDBError as error:
-            span.set_attribute("error.type", type(error).__name__)
-            raise
 
 
 def _count(result: Any) -> int | None:
