@@ -33,17 +33,15 @@ class StoredGroup(EpisodeGroup):
         parts: Mapping[int, FlatEpisodes],
         texts: Mapping[int, str] | None = None,
     ) -> None:
-        self._assign(
-            tuple(parts.values()),
-            _by_episode(parts, texts) if texts else {},
-            task_name=facts["task_name"],
-            prompt_uid=facts["prompt_uid"],
-            group_uid=facts["group_uid"],
-            priority=facts["priority"],
-            status=GroupStatus(facts["group_status"]),
-            tags=facts["tags"],
-            expected_episodes=facts["expected_episodes"],
-        )
+        self.task_name = facts["task_name"]
+        self.prompt_uid = facts["prompt_uid"]
+        self.group_uid = facts["group_uid"]
+        self.priority = facts["priority"]
+        self.status = GroupStatus(facts["group_status"])
+        self.tags = facts["tags"]
+        self.expected_episodes = facts["expected_episodes"]
+        self.parts = tuple(parts.values())
+        self._texts = _by_episode(parts, texts) if texts else {}
         self.id: int = facts["id"]
         self.run_id: int | None = facts["run_id"]
         self.staleness: int | None = facts["staleness"]

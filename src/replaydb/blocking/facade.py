@@ -113,12 +113,17 @@ def _opening(opened: Callable[P, Opening[store.Store]]) -> Callable[P, Store]:
 
     @functools.wraps(opened)
     def call(*args: P.args, **kwargs: P.kwargs) -> Store:
-        async def work(thread: EventLoopThread) -> Store:
+        async def work() -> Store:
             opened_store = await opened(*args, **kwargs)
-            thread.close_with(opened_store.close)
+            thread.last = opened_store.close
             return Store(thread, opened_store)
 
-        return EventLoopThread.opening(work)
+        thread = EventLoopThread()
+        try:
+            return thread.run(work)
+        except BaseException:
+            thread.close()
+            raise
 
     return call
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from replaydb.blocking.interrupts import Interrupts
 from replaydb.errors import NotSupportedError, StoreClosedError
@@ -60,12 +60,15 @@ class EventLoopThread:
 
     The thread is a daemon, and an open store is closed at exit, so that a script can end without
     closing its store.
+
+    Attributes:
+        last: Work to run before the thread ends: when it is closed, or at exit.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._closing = threading.RLock()
-        self._last: Work[None] | None = None
+        self.last: Work[None] | None = None
         self._left: set[asyncio.Task[None]] = set()  # work that no thread waits for
         self._in_order = asyncio.Lock()
         workers = ThreadPoolExecutor(
@@ -73,16 +76,6 @@ class EventLoopThread:
         )
         self._thread = LoopThread("replaydb", workers, left_seconds=0)
         atexit.register(self._at_exit)
-
-    @classmethod
-    def opening(cls, work: Callable[[Self], Coroutine[Any, Any, T]]) -> T:
-        """Start a thread and run `work` in it. If that fails, the thread is closed."""
-        thread = cls()
-        try:
-            return thread.run(lambda: work(thread))
-        except BaseException:
-            thread.close()
-            raise
 
     def run(
         self,
@@ -140,12 +133,8 @@ class EventLoopThread:
         self._check_process()
         return await self._thread.run(work())
 
-    def close_with(self, last: Work[None]) -> None:
-        """Set work to run before the thread ends: when it is closed, or at exit."""
-        self._last = last
-
     def close(self, last: Work[None] | None = None) -> None:
-        """Run `last`, by default that of `close_with`, and end the thread.
+        """Run `last`, by default the attribute, and end the thread.
 
         Idempotent. Does nothing in a forked process. An interrupt is raised after the thread has
         ended. Does not wait in a thread of a store, or if the garbage collector calls it.
@@ -158,7 +147,7 @@ class EventLoopThread:
             closing.start()
             return
         with Interrupts() as interrupts, self._closing:
-            last = last or self._last
+            last = last or self.last
             try:
                 if last is not None and not self._thread.is_closed:
                     call = _Call(partial(self._finish, last))
@@ -209,9 +198,9 @@ class EventLoopThread:
     def _at_exit(self) -> None:
         if os.getpid() != self._process or not self._thread.is_running:
             return
-        if self._last is not None:
+        if self.last is not None:
             with suppress(Exception):
-                call = _Call(partial(self._finish, self._last))
+                call = _Call(partial(self._finish, self.last))
                 self._send(call)
                 call.wait(EXIT_SECONDS)
         self._thread.stop()

@@ -88,6 +88,8 @@ class EpisodeGroup:
             episodes.
     """
 
+    _episodes: tuple[Episode, ...] | None = None
+
     def __init__(
         self,
         task_name: str,
@@ -105,7 +107,7 @@ class EpisodeGroup:
     ) -> None:
         several = checks.instances("episodes", episodes, Episode)
         context = GroupContext.of(prompt, prompt_ids, extras)
-        self._check_and_assign(
+        self._assign(
             (flatten(several, context),) if several or context else (),
             {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
             task_name=task_name,
@@ -211,7 +213,7 @@ class EpisodeGroup:
             metadata=metadata,
         )
         group = EpisodeGroup.__new__(EpisodeGroup)
-        group._check_and_assign(
+        group._assign(
             (flat,),
             texts_of(texts, flat.num_episodes),
             task_name=task_name,
@@ -224,7 +226,7 @@ class EpisodeGroup:
         )
         return group
 
-    def _check_and_assign(
+    def _assign(
         self,
         parts: tuple[FlatEpisodes, ...],
         texts: Mapping[int, str],
@@ -237,46 +239,20 @@ class EpisodeGroup:
         tags: Mapping[str, Any] | None,
         expected_episodes: int | None,
     ) -> None:
+        """Set the fields, and check them. Texts are by the index of their episode."""
         least = max(1, sum(part.num_episodes for part in parts))
         uid = uuid.uuid4().hex if group_uid is None else group_uid
-        self._assign(
-            parts,
-            texts,
-            task_name=checks.name("task_name", task_name),
-            prompt_uid=checks.optional(checks.name, "prompt_uid", prompt_uid),
-            group_uid=checks.name("group_uid", uid),
-            priority=checks.priority("priority", priority),
-            status=checks.one_of("status", status, GroupStatus),
-            tags=checks.json_object("tags", tags),
-            expected_episodes=checks.optional(
-                checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
-            ),
+        self.task_name = checks.name("task_name", task_name)
+        self.prompt_uid = checks.optional(checks.name, "prompt_uid", prompt_uid)
+        self.group_uid = checks.name("group_uid", uid)
+        self.priority = checks.priority("priority", priority)
+        self.status = checks.one_of("status", status, GroupStatus)
+        self.tags = checks.json_object("tags", tags)
+        self.expected_episodes = checks.optional(
+            checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
         )
-
-    def _assign(
-        self,
-        parts: tuple[FlatEpisodes, ...],
-        texts: Mapping[int, str],
-        *,
-        task_name: str,
-        prompt_uid: str | None,
-        group_uid: str,
-        priority: float,
-        status: GroupStatus,
-        tags: dict[str, Any],
-        expected_episodes: int | None,
-    ) -> None:
-        """Set checked fields. Texts are by the index of their episode."""
-        self.task_name = task_name
-        self.prompt_uid = prompt_uid
-        self.group_uid = group_uid
-        self.priority = priority
-        self.status = status
-        self.tags = tags
-        self.expected_episodes = expected_episodes
         self.parts = parts
         self._texts = texts
-        self._episodes: tuple[Episode, ...] | None = None
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
