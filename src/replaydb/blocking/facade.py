@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from replaydb import buffer
@@ -37,18 +36,13 @@ class _Facade:
 class _Managed(_Facade):
     """A wrapper that is also a context manager."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         has_begun = False
 
         async def leave() -> None:
             nonlocal has_begun
             has_begun = True
-            await self._wrapped.__aexit__(kind, error, traceback)
+            await self._wrapped.__aexit__(*exc_info)
 
         try:
             self._thread.run(leave, shielded=True)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 #: Signals that programs handle in Python, with handlers that may raise. SIGCHLD is one of them:
@@ -75,12 +75,7 @@ class Interrupts:
             self.defer(error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         while self._handlers:
             try:
                 number, handler = next(iter(self._handlers.items()))

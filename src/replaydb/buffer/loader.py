@@ -8,7 +8,6 @@ import typing
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict
 
 from replaydb.batch.batch import Batch
@@ -178,12 +177,7 @@ class Loader(Generic[Collated]):
         self._check_open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await run_to_completion(self._close(error))
 
     async def aclose(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
@@ -45,11 +44,6 @@ class Opening(Coroutine[Any, Any, T]):
         await self._it.__aenter__()
         return self._it
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: Any) -> None:
         if self._it is not None:
-            await self._it.__aexit__(kind, error, traceback)
+            await self._it.__aexit__(*exc_info)
