@@ -151,7 +151,7 @@ class Drawing(BufferCore):
                 request.tasks,
                 draws=is_recorded,
                 leases=request.lease is not None,
-                reads=draws.first_reads(self.id, request, self._drawn_tasks),
+                reads=draws.first_reads(scope.buffer_id, request, self._drawn_tasks),
             ) as buffer:
                 self._drawn_tasks = {
                     name: task.stored_groups for name, task in buffer.task_states.items()

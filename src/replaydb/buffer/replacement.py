@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 import numpy as np
@@ -114,7 +115,10 @@ async def replace_uninformative(
     checks.optional(checks.whole_number, "max_staleness", max_staleness)
     checks.optional(checks.whole_number, "step", step)
     checks.optional(checks.function, "informative", informative)
-    verdicts = _verdicts(fresh, close, informative)
+    judge = informative or partial(is_informative, tolerance=close)
+    verdicts = [
+        checks.flag(f"informative(groups[{i}])", judge(group)) for i, group in enumerate(fresh)
+    ]
     wanted = verdicts.count(False)
     differ = col.reward_max - col.reward_min > close
     replay = Share(wanted, policy, where=differ if where is None else where, minimum=wanted)
@@ -140,19 +144,6 @@ async def replace_uninformative(
     except CorruptPayloadError as error:
         drawn = _NOTHING if error.batch is None else error.batch
     return _arranged(drawn, ids, kept, filtered)
-
-
-def _verdicts(
-    groups: Sequence[EpisodeGroup],
-    tolerance: float,
-    informative: Callable[[EpisodeGroup], bool | np.bool_] | None,
-) -> list[bool]:
-    if informative is None:
-        return [is_informative(group, tolerance) for group in groups]
-    return [
-        checks.flag(f"informative(groups[{i}])", informative(group))
-        for i, group in enumerate(groups)
-    ]
 
 
 _NOTHING: Batch = Batch([])
