@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from replaydb import InvalidInputError, NotSupportedError, StoreClosedError, blocking
+from replaydb import (
+    DatabaseUnavailableError,
+    InvalidInputError,
+    NotSupportedError,
+    StoreClosedError,
+    blocking,
+)
 from replaydb.blocking.thread import EventLoopThread
 from support.groups import group
 
@@ -56,6 +62,15 @@ def test_a_cancelled_call_raises_store_closed() -> None:
         thread.close()
         with pytest.raises(StoreClosedError):
             waiting.result(timeout=30)
+
+
+def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(DatabaseUnavailableError, match="no thread"):
+        blocking.Store.open("sqlite://")
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_thread() -> None:

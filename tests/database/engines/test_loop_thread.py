@@ -30,6 +30,8 @@ async def test_it_runs_coroutines_in_its_own_loop_with_the_context_of_the_caller
     assert (await thread.run(found()))[1:] == (ident, loop)
     await thread.close()
     assert loop.is_closed()
+    with pytest.raises(StoreClosedError):
+        await thread.run(found())
 
 
 async def test_a_cancelled_call_ends_when_its_coroutine_has_ended() -> None:
