@@ -96,13 +96,12 @@ def tokens(
     which.check(url)
     if kind == "episode":
         return episode_rows(url, which, wanted, skip)
-    shown = _token_schema(wanted)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in episode_rows(url, which, wanted, skip).reader():
-            yield _batch_of_tokens(shown, batch)
+            yield _batch_of_tokens(batch)
 
-    return Rows(shown, batches)
+    return Rows(_batch_of_tokens(pa.RecordBatch.from_pylist([], wanted)).schema, batches)
 
 
 def episode_rows(
@@ -202,16 +201,7 @@ def _by_group(rows: Iterable[Facts]) -> dict[int, list[Facts]]:
     return found
 
 
-def _token_schema(episodes: pa.Schema) -> pa.Schema:
-    """Return the schema of rows of tokens, given the schema of rows of episodes."""
-    fields = [_shared(episodes.field(name)) for name in _SHARED]
-    fields += [pa.field("token_index", pa.int64()), pa.field("is_prompt", pa.bool_())]
-    fields += [pa.field(own, episodes.field(name).type.value_type) for own, name in _OWN.items()]
-    return pa.schema([*fields, *(pa.field(one.name, one.type.value_type)
-                                 for one in extra_fields(episodes))])  # fmt: skip
-
-
-def _batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBatch:
+def _batch_of_tokens(episodes: pa.RecordBatch) -> pa.RecordBatch:
     """Return one row for each token of the episodes of a batch.
 
     Raises:
@@ -220,25 +210,27 @@ def _batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBa
     lengths = episodes["num_tokens"].to_numpy()
     parents = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    index = np.arange(len(parents)) - starts[parents]
     columns: list[pa.Array] = []
     for name in _SHARED:
         column = episodes[name]
         if pa.types.is_string(column.type):
             column = column.dictionary_encode()
         columns.append(column.take(pa.array(parents)))
+    index = np.arange(len(parents)) - starts[parents]
     columns += [pa.array(index), pa.array(_is_prompt(episodes))]
-    for name in (*_OWN.values(), *(one.name for one in extra_fields(episodes.schema))):
+    extras = [one.name for one in extra_fields(episodes.schema)]
+    for name in (*_OWN.values(), *extras):
         column = episodes[name]
         sizes = pc.list_value_length(column)
         if pc.any(pc.not_equal(sizes, pa.array(lengths, sizes.type))).as_py():
             expected = "extras with one number for each token"
             raise InvalidInputError("extras", expected, f"{name!r}, of another shape")
         columns.append(_spread(column, parents))
-    versions = schema.get_field_index("token_version")
     of_episodes = episodes["policy_version"].take(pa.array(parents)).cast(pa.int32())
+    names = [*_SHARED, "token_index", "is_prompt", *_OWN, *extras]
+    versions = names.index("token_version")
     columns[versions] = pc.coalesce(columns[versions], of_episodes)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, names)
 
 
 def _is_prompt(episodes: pa.RecordBatch) -> np.ndarray:
@@ -254,12 +246,6 @@ def _is_prompt(episodes: pa.RecordBatch) -> np.ndarray:
     contexts[of_turns] = turns.flatten().field("prompt_length").to_numpy(zero_copy_only=False)
     starts = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) < np.repeat(starts + contexts, sizes)
-
-
-def _shared(field: pa.Field) -> pa.Field:
-    if pa.types.is_string(field.type):
-        return pa.field(field.name, pa.dictionary(pa.int32(), pa.string()))
-    return field
 
 
 def _spread(column: pa.Array, parents: np.ndarray) -> pa.Array:

@@ -6,7 +6,7 @@ one payload, and concatenated if it has several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,12 @@ def batch_of_episodes(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.R
     columns += _episode_columns(parts)
     columns += _token_columns(flats)
     columns += [_turns(parts)]
-    episodes = _Episodes(flats)
-    columns += [
-        _arrays(episodes.of(lambda one: one.token_extras, "token_extras", "each_token_extras")),
-        _arrays(episodes.of(lambda one: one.extras, "extras", "each_extras")),
-        *_context_columns(groups, counts),
-    ]
-    columns += [_extra_column(episodes, field) for field in extra_fields(schema)]
+    episodes = _episodes_with_extras(flats)
+    token_extras = [{} if one is None else one.token_extras for one in episodes]
+    extras = [{} if one is None else one.extras for one in episodes]
+    columns += [_arrays(token_extras), _arrays(extras), *_context_columns(groups, counts)]
+    both = [one | other for one, other in zip(token_extras, extras, strict=True)]
+    columns += [_extra_column(both, field) for field in extra_fields(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -124,16 +123,17 @@ def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
             values.append(numbers)
         sizes.append(np.where(has, lengths, 0))
         present.append(has)
-    offsets = np.zeros(sum(map(len, sizes)) + 1, np.int32)
-    np.cumsum(np.concatenate(sizes), out=offsets[1:])
-    joined = values[0] if len(values) == 1 else np.concatenate([np.empty(0, _dtype(kind)), *values])
-    missing = ~np.concatenate(present)
+    joined = values[0] if len(values) == 1 else np.concatenate([np.empty(0, DTYPES[kind]), *values])
+    array = pa.array(joined, kind)
+    return _lists(array, np.concatenate(sizes), ~np.concatenate(present))
+
+
+def _lists(values: pa.Array, sizes: NDArray[np.int64], missing: NDArray[np.bool_]) -> pa.Array:
+    """Return lists of these sizes, null for those that are missing."""
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
     mask = pa.array(missing) if missing.any() else None
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(joined, kind), mask=mask)
-
-
-def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    return DTYPES[kind]
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
 def _token_rewards(flat: FlatEpisodes) -> Column:
@@ -191,10 +191,7 @@ def _turns(parts: Sequence[EpisodePart]) -> pa.Array:
     for name in ("has_logprobs", "has_token_rewards"):
         columns[name] = pa.array(np.concatenate([getattr(part, name) for part in known]))
     structs = pa.StructArray.from_arrays([columns[one.name] for one in TURN], fields=list(TURN))
-    offsets = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
-    mask = pa.array(sizes == 0) if (sizes == 0).any() else None
-    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask)
+    return _lists(structs, sizes, sizes == 0)
 
 
 def _turn_versions(flat: FlatEpisodes) -> Iterator[NDArray[np.int32] | None]:
@@ -227,26 +224,13 @@ def _loss_tokens(flat: FlatEpisodes) -> NDArray[np.int64]:
     return np.diff(known[flat.offsets])
 
 
-class _Episodes:
-    """Episodes of parts, built only for parts whose episodes have extras."""
-
-    def __init__(self, flats: Sequence[FlatEpisodes]) -> None:
-        self.flats = flats
-        self._made: dict[int, list[Episode]] = {}
-
-    def of(
-        self, extras: Callable[[Episode], Mapping[str, Array]], *fields: str
-    ) -> list[Mapping[str, Array]]:
-        """Return the extras of each episode; a part without any of `fields` has none."""
-        found: list[Mapping[str, Array]] = []
-        for i, flat in enumerate(self.flats):
-            if any(getattr(flat, name) for name in fields):
-                if i not in self._made:
-                    self._made[i] = flat.episodes()
-                found += map(extras, self._made[i])
-            else:
-                found += [{}] * flat.num_episodes
-        return found
+def _episodes_with_extras(flats: Iterable[FlatEpisodes]) -> list[Episode | None]:
+    """Return the episodes of parts with extras, and None for each episode of the others."""
+    found: list[Episode | None] = []
+    for flat in flats:
+        extras = flat.token_extras, flat.extras, flat.each_token_extras, flat.each_extras
+        found += flat.episodes() if any(extras) else [None] * flat.num_episodes
+    return found
 
 
 def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:
@@ -278,16 +262,9 @@ def _context_columns(groups: Sequence[DecodedGroup], counts: Sequence[int]) -> l
     return [pa.array(ids, pa.list_(pa.int32())), pa.array(extras, pa.list_(ARRAY))]
 
 
-def _extra_column(episodes: _Episodes, field: pa.Field) -> pa.Array:
+def _extra_column(rows: Iterable[Mapping[str, Array]], field: pa.Field) -> pa.Array:
     """Return the column of one extra, of tokens or of episodes."""
-    dtype = _dtype(field.type.value_type)
-    rows = episodes.of(
-        lambda one: one.token_extras | one.extras,
-        "token_extras",
-        "extras",
-        "each_token_extras",
-        "each_extras",
-    )
+    dtype = DTYPES[field.type.value_type]
     arrays = [_numbers(row[field.name], dtype, field.name) if field.name in row else None
               for row in rows]  # fmt: skip
     return _list(
