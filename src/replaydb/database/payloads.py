@@ -240,14 +240,9 @@ class Payloads:
 
     async def _read(self, parts: Sequence[Facts], end: float, *, cached: bool) -> dict[_Key, Data]:
         """Return the bytes of parts in packs, or the damage found in them."""
-        found: dict[_Key, Data] = {}
-        ranges: dict[_Key, Range] = {}
-        for part in parts:
-            where = _range(part)
-            if isinstance(where, Range):
-                ranges[_key(part)] = where
-            else:
-                found[_key(part)] = where
+        places = {_key(part): _range(part) for part in parts}
+        ranges = {key: it for key, it in places.items() if isinstance(it, Range)}
+        found: dict[_Key, Data] = {k: it for k, it in places.items() if isinstance(it, PackDamage)}
         async with self._call():
             payload_store = await self._located(end)
             cache = self.cache if cached else None
