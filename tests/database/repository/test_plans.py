@@ -70,7 +70,6 @@ from replaydb.database.repository.locking import (
     lock_tasks,
 )
 from replaydb.database.repository.maintenance import any_older, select_any_overdue
-from replaydb.database.repository.ordered_reads import select_oldest_equals
 from replaydb.database.repository.packs import (
     begin_pack_removal,
     change_packs,
@@ -322,7 +321,7 @@ async def test_oldest_of_equal_keys(connection: AsyncConnection, column: Any) ->
     """Even if so many keys are equal that a scan by age would soon find some of them."""
     order = Order(column, descending=True)
     for eligible in FILTERS.values():
-        statement = select_oldest_equals(PARTITION, order, 5, 16, eligible)
+        statement = select_first(PARTITION, order, 16, eligible, key=5)
         assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{column.name}")
 
 

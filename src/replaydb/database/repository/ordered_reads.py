@@ -7,17 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Select
+from sqlalchemy import ColumnElement
 
-from replaydb.database.runtime.prepared import Bound
 from replaydb.database.runtime.session import Session
-from replaydb.database.statements.candidates import (
-    Order,
-    Partition,
-    all_in_order,
-    in_order,
-    select_first,
-)
+from replaydb.database.statements.candidates import Order, Partition, select_first
 from replaydb.database.tables.column_types import Damaged
 
 
@@ -63,7 +56,7 @@ def _largest_and_oldest(
     following, last = rows.pop().key, rows[-1].key
     if following == last:
         rows = [row for row in rows if row.key != last]
-        statement = select_oldest_equals(partition, order, last, limit - len(rows), eligible)
+        statement = select_first(partition, order, limit - len(rows), eligible, key=last)
         rows.extend(session.run(statement))
     return rows
 
@@ -96,15 +89,3 @@ def first_of_all(
     ]
     rows.sort(key=lambda row: (sort_key(order, row), row.id))
     return rows[:limit]
-
-
-def select_oldest_equals(
-    partition: Partition, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
-) -> Bound[Select[Any]]:
-    """Select the oldest groups of a partition with one value of the sort column.
-
-    The columns are those of `select_first`.
-    """
-    build = all_in_order if eligible is None else in_order
-    values = partition.values | {"most": limit, "key": key}
-    return Bound(build(order, eligible, False, partition.is_idle, True), values, eligible is None)

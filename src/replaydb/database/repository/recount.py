@@ -91,7 +91,7 @@ def wrong_columns(
             with suppress(InvalidInputError):  # the priority is wrong
                 right["weight"] = rows[one.buffer_id].settings.weight(one.priority)
             pairs = {name: (getattr(one, name), value) for name, value in right.items()}
-            if wrong := {name: pair for name, pair in pairs.items() if not _are_same(*pair)}:
+            if wrong := {name: pair for name, pair in pairs.items() if not _agree(*pair)}:
                 found[one] = wrong
     return found
 
@@ -110,10 +110,6 @@ def repair_columns(buffer: LockedBuffer, ids: Sequence[int]) -> set[str]:
     rows = groups.scalars(buffer.session, buffer.id, sorted(priorities))
     groups.update_priorities(buffer, rows, priorities)
     return names
-
-
-def _are_same(stored: Any, right: Any) -> bool:
-    return stored == right if None in (stored, right) else _agree(stored, right)
 
 
 def _wrong(
@@ -136,7 +132,9 @@ def _error_of(counted: Mapping[str, Any]) -> float:
 
 
 def _agree(stored: Any, found: Any) -> bool:
-    """Compare counters. Sums of weights may differ by the rounding of earlier additions."""
+    """Compare values. Sums of weights may differ by the rounding of earlier additions."""
+    if None in (stored, found):
+        return stored is found
     return math.isclose(stored, found, rel_tol=1e-9, abs_tol=1e-9)
 
 

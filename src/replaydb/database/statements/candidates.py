@@ -124,6 +124,7 @@ def select_first(
     eligible: ColumnElement[bool] | None = None,
     *,
     unknown: bool = False,
+    key: Any = None,
 ) -> Bound[Select[Any]]:
     """Select the first groups of a partition in an order.
 
@@ -137,13 +138,17 @@ def select_first(
         eligible: Only groups that meet this condition.
         unknown: Select the groups whose sort column is NULL instead of the others. NULLs take a
             second read of the index, since engines sort them differently.
+        key: Select only groups with this key, the oldest first.
     """
-    build = all_in_order if eligible is None else in_order
-    statement = build(order, eligible, unknown, partition.is_idle, False)
-    return Bound(statement, partition.values | {"most": limit}, eligible is None)
+    build = _all_in_order if eligible is None else _in_order
+    values = partition.values | {"most": limit}
+    if key is not None:
+        values["key"] = key
+    statement = build(order, eligible, unknown, partition.is_idle, key is not None)
+    return Bound(statement, values, eligible is None)
 
 
-def in_order(
+def _in_order(
     order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool, equals: bool
 ) -> Select[Any]:
     """Select the first groups in an order, or those with one key, with bound parameters."""
@@ -170,7 +175,7 @@ def in_order(
     ).limit(bindparam("most"))
 
 
-all_in_order = cache(in_order)
+_all_in_order = cache(_in_order)
 
 
 def verdict(eligible: ColumnElement[bool] | None) -> ColumnElement[bool]:

@@ -238,14 +238,13 @@ def select_tasks() -> Select[tuple[object, ...]]:
         number_of(_group.group_status == status.value).label(f"num_{status.value}")
         for status in GroupStatus
     )
+    own = (task.c.max_staleness, task.c.num_inserted, task.c.num_sampled)
     return (
         select(
             buffer.c.name.label("buffer_name"),
             task.c.task_name,
             buffer.c.policy_version,
-            task.c.max_staleness,
-            task.c.num_inserted,
-            task.c.num_sampled,
+            *own,
             func.count(_group.id).label("num_groups"),
             *of_status,
             func.sum(_group.num_tokens).label("num_tokens"),
@@ -259,15 +258,7 @@ def select_tasks() -> Select[tuple[object, ...]]:
             episode_group,
             (_group.buffer_id == task.c.buffer_id) & (_group.task_name == task.c.task_name),
         )
-        .group_by(
-            task.c.id,
-            buffer.c.name,
-            task.c.task_name,
-            buffer.c.policy_version,
-            task.c.max_staleness,
-            task.c.num_inserted,
-            task.c.num_sampled,
-        )
+        .group_by(task.c.id, buffer.c.name, task.c.task_name, buffer.c.policy_version, *own)
     )
 
 
