@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, cast, func, select
@@ -83,13 +83,8 @@ class PostgresqlAdministration:
         """Ask the server which database of which server it is, and on which timeline."""
         return instances.instance(session.core)
 
-    def last_ids(self, session: Session) -> dict[str, int | None]:
-        """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""
-        return sequences.last_ids(session)
-
-    def advance_sequences(self, session: Session, ids: Mapping[str, int]) -> None:
-        """Advance the sequences."""
-        sequences.advance(session, ids)
+    last_ids = staticmethod(sequences.last_ids)
+    advance_sequences = staticmethod(sequences.advance)
 
 
 class PostgresqlRoles:

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, text
 
 from replaydb.database.postgresql import standby
+from replaydb.database.postgresql.limits import BOUNDS_TRANSACTIONS
 from replaydb.database.tables.schema import metadata
 from replaydb.domain.results import Finding
 
-#: The first version with `transaction_timeout`, which also ends a client that stalls while it sends
-#: or receives a payload.
-BOUNDS_TRANSACTIONS = 17
 #: Default time limit of a call. Calls that touch every group may take up to an hour.
 SHORTEST_SECONDS = 60.0
 _WHAT_LIMITS_END = {

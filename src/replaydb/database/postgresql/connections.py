@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 SHORTAGE_SECONDS = 60.0
 #: Opens a connection.
 Open = Callable[[], Awaitable[Connection]]
-#: Uses a new connection.
-Prepare = Callable[[Connection], Awaitable[object]]
 
 
 class Connections:
@@ -62,7 +60,7 @@ class Connections:
         settings: Mapping[str, str] | None = None,
         *,
         url: PostgresqlURL | None = None,
-        prepare: Prepare | None = None,
+        prepare: Callable[[Connection], Awaitable[object]] | None = None,
     ) -> Open:
         """Return a function that opens connections with these settings, and prepares them."""
         url = url or self._url

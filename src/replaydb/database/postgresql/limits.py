@@ -17,7 +17,7 @@ ORDINARY_SECONDS = 64.0
 IDLE_IN_TRANSACTION_SECONDS = 60.0
 #: The first version with `transaction_timeout`, which also ends a client that stalls while it sends
 #: or receives a payload.
-_BOUNDS_TRANSACTIONS = 17
+BOUNDS_TRANSACTIONS = 17
 _MOST_MILLISECONDS = 2**31 - 1  # a month
 _IDLENESS = "idle_in_transaction_session_timeout"
 
@@ -48,7 +48,7 @@ def _text(version: int, seconds: float, idle_seconds: float, is_local: bool) -> 
     longest = min(seconds / 60, IDLE_IN_TRANSACTION_SECONDS)
     idle = _milliseconds(max(idle_seconds, longest) if idle_seconds else 0.0)
     settings = [(_IDLENESS, idle)]
-    if version >= _BOUNDS_TRANSACTIONS:
+    if version >= BOUNDS_TRANSACTIONS:
         # The timer of a transaction that has begun does not change with the setting, but 0 ends it.
         limit = _milliseconds(max(seconds, 0.0) + SERVER_GRACE_SECONDS)
         settings += [("transaction_timeout", "0"), ("transaction_timeout", limit)]

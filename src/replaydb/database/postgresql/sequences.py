@@ -85,7 +85,10 @@ _GROUP_IDS = schema.Sequence(_sequence_of(episode_group.name), data_type=BigInte
 
 
 def last_ids(session: Session) -> dict[str, int | None]:
-    """Return the last generated id of each table whose sequence the user may read."""
+    """Return the last generated id of each table whose sequence the user may read.
+
+    Sequences are not transactional, so they are never behind the ids of a snapshot.
+    """
     [readable] = session.run(_READABLE)
     names = [name for name, is_readable in readable._asdict().items() if is_readable]
     if not names:
