@@ -183,12 +183,12 @@ async def test_later_reads_see_nothing_that_was_postponed_after_them(
     found: list[Any] = []
 
     def work(session: Session) -> None:
-        session.read_later([select_facts(buffer.id, [group_id])], found.append)
+        found.append(session.read_later([select_facts(buffer.id, [group_id])]))
         changes = {"group_id": group_id, "status_reason": "x" * size}
         session.postpone(Write(update_each_group(), [changes]))
 
     await store._database.write(work)
-    [[[row]]] = found
+    [[[row]]] = (later() for later in found)
     assert row.status_reason is None
     [info] = await buffer.find()
     assert info.status_reason == "x" * size

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import BufferSettings
 from replaydb.database.repository import packs, recount
 from replaydb.database.tables.schema import (
     buffer,
@@ -109,7 +108,7 @@ async def _rows(connection: AsyncConnection, statement: Any) -> list[Row]:
 
 
 def _check_group(row: Row, owner: Row) -> None:
-    settings = BufferSettings.from_json(owner["settings"])
+    settings = owner["settings"]
     limit, oldest = settings.max_staleness_of(row["task_name"]), row["comparable_version"]
     assert oldest in (None, row["min_policy_version"]), row
     if row["group_status"] in LIVE:
@@ -157,7 +156,7 @@ async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
     for one in await _rows(connection, select(buffer)):
         complete |= set() if one["pending_tags"] else {one["id"]}
         for row in groups:
-            for name in one["settings"].get("indexed_tags", ()):
+            for name in one["settings"].indexed_tags:
                 value = row["tags"].get(name) if isinstance(row["tags"], dict) else None
                 if row["buffer_id"] == one["id"] in complete and isinstance(
                     value, str | float | int

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.tables.schema import metadata
 from replaydb.database.tables.views import VIEWS
+from replaydb.domain.settings import BufferSettings
 
 _NOW = datetime(2025, 11, 20, 12, tzinfo=UTC)
 _VIEW_NAMES = {view.table.name for view in VIEWS}
@@ -39,8 +40,8 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
     "run": [{"id": 1, "name": "qwen", "started_at": _NOW, "metadata": {"lr": 1e-6}}],
     "buffer": [
         {
-            "id": 1, "name": "math", "settings": {}, "policy_version": 3, "limited_inserts": 0,
-            "limited_samples": 0, "created_at": _NOW,
+            "id": 1, "name": "math", "settings": BufferSettings(), "policy_version": 3,
+            "limited_inserts": 0, "limited_samples": 0, "created_at": _NOW,
         }
     ],
     "task": [{

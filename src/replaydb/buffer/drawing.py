@@ -181,13 +181,14 @@ class Drawing(BufferCore):
             )
 
         try:
-            found, stored = await self._transact(attempt, end, records_run=True)
+            found, in_snapshot = await self._transact(attempt, end, records_run=True)
             if not request.loads:
                 return Result(Batch([]), found, {})
-            contents = found.contents
-            if stored is not None:
-                contents.stored = stored._replace(groups=contents.rows)
-            return await self._delivered(found, end or end_in(allowance(contents.num_bytes)))
+            stored = found.contents.stored
+            if in_snapshot is not None:
+                stored = in_snapshot._replace(groups=stored.groups)
+            end = end or end_in(allowance(found.contents.num_bytes))
+            return await self._delivered(found, stored, end)
         except BaseException as error:
             # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:
@@ -198,10 +199,8 @@ class Drawing(BufferCore):
         # A server cannot return a gigabyte of texts in one value, and their size was not known.
         return await self._draw_now(replace(request, is_large=True), end)
 
-    async def _delivered(self, drawn: Drawn, end: float) -> Result:
+    async def _delivered(self, drawn: Drawn, stored: Stored, end: float) -> Result:
         """Decode the groups of a draw. Damaged groups become `failed`, if that can be written."""
-        stored = drawn.contents.stored
-        assert stored is not None  # noqa: S101
         result = Result.of(drawn, await self._decoded(stored, end))
         if result.damaged and not self._database.backend.read_only:
             seen = dict(zip(drawn.ids, drawn.times_replaced, strict=True))

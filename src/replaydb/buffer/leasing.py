@@ -199,7 +199,8 @@ class Leasing(Drawing):
         def read(session: Session) -> Drawn:
             return leases.fetch_leased(session, self.id, lease_id, ids)
 
-        return await self._delivered(await self._database.read(read, end=end), end)
+        drawn = await self._database.read(read, end=end)
+        return await self._delivered(drawn, drawn.contents.stored, end)
 
     async def ack(
         self,

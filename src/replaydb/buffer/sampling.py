@@ -160,7 +160,7 @@ class Sampling(Drawing):
 
         def work(session: Session) -> tuple[Drawn, Stored]:
             found = preview.peek(session, self._row, request)
-            return found, groups.stored(session, found.contents.rows)
+            return found, groups.fetch(session, self.id, found.ids)
 
         async with self._waiter(seconds, partial(self._explain, request)) as waiter:
             while True:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy
 from replaydb.database.repository import tasks as task_states
-from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.repository.tasks import exponentials
 from replaydb.database.tables import schema
 from support.engines import postgresql_nightly
 from support.groups import group, groups

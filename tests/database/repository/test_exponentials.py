@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.repository.tasks import exponentials
 
 FROZEN = [
     0.8851243637911902,

@@ -147,6 +147,7 @@ from replaydb.database.tables.schema import (
     transcript,
 )
 from replaydb.domain.policies import SimplePolicy
+from replaydb.domain.settings import BufferSettings
 from replaydb.operations.removal import ended_draws, select_ids_between, weigh_groups
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
@@ -214,7 +215,7 @@ async def fill(url: str) -> None:
             {
                 "id": 1,
                 "name": "math",
-                "settings": {},
+                "settings": BufferSettings(),
                 "policy_version": 50,
                 "limited_inserts": 0,
                 "limited_samples": 0,

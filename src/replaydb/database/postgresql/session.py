@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -26,7 +26,7 @@ from replaydb.database.postgresql.connecting import DIALECT
 from replaydb.database.postgresql.connecting import Connection as Driver
 from replaydb.database.postgresql.errors import RefusedStatementError, cause_of, judge
 from replaydb.database.runtime.prepared import Bound, Plan, Postponable, Write, plan_of, prepared
-from replaydb.database.runtime.session import Identified, Session, run_in_core
+from replaydb.database.runtime.session import Identified, Later, Session, run_in_core
 from replaydb.database.statements.payload import select_payloads
 from replaydb.database.tables.schema import episode_group
 from replaydb.errors import DatabaseError
@@ -45,7 +45,7 @@ class PostgresqlSession(Session):
         self._shown = shown
         self._writes: list[Postponable] = []
         self._known: list[tuple[Bound[Any], Rows]] = []
-        self._later: tuple[Sequence[Bound[Any]], Callable[[Sequence[Rows]], object]] | None = None
+        self._later: tuple[Sequence[Bound[Any]], list[Rows]] | None = None
 
     @property
     def core(self) -> Connection:
@@ -92,12 +92,12 @@ class PostgresqlSession(Session):
         self.send()
         return self._read_together(reads)
 
-    def read_later(
-        self, reads: Sequence[Bound[Any]], received: Callable[[Sequence[Rows]], object]
-    ) -> None:
+    def read_later(self, reads: Sequence[Bound[Any]]) -> Later:
         """Read rows as they are now, with the last statement or before anything else is written."""
         self.send()
-        self._later = reads, received
+        found: list[Rows] = []
+        self._later = reads, found
+        return lambda: found
 
     def postpone(self, *writes: Postponable) -> None:
         """Write later. Two of the same table are not sent together: rows may be in both."""
@@ -116,9 +116,9 @@ class PostgresqlSession(Session):
             if writes:
                 self._read_now()
             return self._write_together(writes, last)
-        (reads, received), self._later = self._later, None
+        (reads, found), self._later = self._later, None
         rows = self._write_together(writes, combined_reads.after_reads(last, reads))
-        received(combined_reads.rows_of_each(rows[0], len(reads)))
+        found.extend(combined_reads.rows_of_each(rows[0], len(reads)))
         return rows
 
     @contextmanager
@@ -179,8 +179,8 @@ class PostgresqlSession(Session):
     def _read_now(self) -> None:
         """Run the later reads before anything is written."""
         if self._later is not None:
-            (reads, received), self._later = self._later, None
-            received(self._read_together(reads))
+            (reads, found), self._later = self._later, None
+            found.extend(self._read_together(reads))
 
     def _read_together(self, reads: Sequence[Bound[Any]]) -> list[Rows]:
         [row] = self._run(combined_reads.reads_as_one(reads))

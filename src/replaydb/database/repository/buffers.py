@@ -76,7 +76,7 @@ class BufferRow:
             row.policy_lineage,
             row.limited_inserts,
             row.limited_samples,
-            BufferSettings.from_json(row.settings),
+            row.settings,
             row.created_at,
             bool(row.uses_payload_store),
             row.pending_tags or {},
@@ -117,7 +117,7 @@ def create(session: Session, name: str, settings: BufferSettings, now: datetime)
     """Insert an empty buffer at policy version 0."""
     values = {
         "name": name,
-        "settings": settings.to_json(),
+        "settings": settings,
         "policy_version": 0,
         "limited_inserts": 0,
         "limited_samples": 0,
@@ -226,7 +226,7 @@ def all_buffers(session: Session) -> list[BufferInfo]:
         BufferInfo(
             row.name,
             row.policy_version,
-            BufferSettings.from_json(row.settings),
+            row.settings,
             row.created_at,
             row.num_groups,
         )

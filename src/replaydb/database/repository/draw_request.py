@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
 from replaydb.database.statements.candidates import order_of
-from replaydb.database.tables.records import Facts, Stored
+from replaydb.database.tables.records import Stored
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import SimplePolicy
 
@@ -124,25 +125,30 @@ class DrawRequest:
         return frozenset(named)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Contents:
-    """What a draw has read of its groups.
+    """What a draw reads of its groups.
 
     Attributes:
-        rows: Their rows after the draw, in any order. On PostgreSQL the last statement of the
-            transaction reads them.
-        stored: Everything stored of them. It is read with the rows, unless `in_snapshot`. Without
-            payloads and transcripts if the request does not load them.
+        read: Returns it. On PostgreSQL the last statement of the transaction reads it.
         in_snapshot: Whether the payloads are read in a snapshot, on another connection.
         num_bytes: Total size of the payloads.
         with_text: Ids of the groups that have text.
     """
 
-    rows: Sequence[Facts] = ()
-    stored: Stored | None = None
+    read: Callable[[], Stored]
     in_snapshot: bool = False
     num_bytes: int = 0
     with_text: Sequence[int] = ()
+
+    @cached_property
+    def stored(self) -> Stored:
+        """The rows of the groups after the draw, in any order, with payloads and transcripts.
+
+        Without these two if they are read in a snapshot, or the request does not load them.
+        Available once the transaction has ended.
+        """
+        return self.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ class Drawn:
     times_replaced: list[int]
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float64]
-    contents: Contents = field(default_factory=Contents)
+    contents: Contents = Contents(partial(Stored, ()))
     draw_id: int | None = None
     lease_id: int | None = None
 
@@ -192,5 +198,5 @@ class Drawn:
     @property
     def num_tokens(self) -> dict[int, int]:
         """Number of tokens of each group, by id, in the order of the draw."""
-        found = {row["id"]: row["num_tokens"] for row in self.contents.rows}
+        found = {row["id"]: row["num_tokens"] for row in self.contents.stored.groups}
         return {one: found[one] for one in self.ids}

@@ -111,8 +111,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)
     if retired:
-        contents.rows = groups.facts(buffer.session, buffer.id, drawn.ids)
-        contents.stored = contents.stored and contents.stored._replace(groups=contents.rows)
+        rows, unretired = groups.facts(buffer.session, buffer.id, drawn.ids), contents
+        contents = replace(contents, read=lambda: unretired.stored._replace(groups=rows))
     drawn = replace(drawn, contents=contents, lease_id=drawing.lease_id)
     if buffer.settings.record_draws and not request.is_claim:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
@@ -217,10 +217,6 @@ class _Drawing:
         buffer, backend = self._buffer, self._buffer.scope.backend
         chosen = {group_id for one in self._chosen for group_id in one.ids}
         now = buffer.now  # not later: the rows may be read by the last statement
-
-        def changed(rows: Sequence[Facts]) -> list[Facts]:
-            return [self._changed(row, now) if row["id"] in chosen else row for row in rows]
-
         # Of payloads in packs, only the locations are read here.
         in_packs = buffer.row.uses_payload_store
         is_small = in_packs or self._num_bytes <= backend.traits.small_draw_bytes
@@ -228,24 +224,20 @@ class _Drawing:
         loads = self._request.loads
         in_snapshot = loads and not (is_small or backend.has_one_connection)
         only_rows = in_snapshot or not loads
-        contents = Contents(
-            in_snapshot=in_snapshot, num_bytes=self._num_bytes, with_text=self._with_text
-        )
-
-        def take(stored: Stored) -> None:
-            contents.rows = changed(stored.groups)
-            if not in_snapshot:
-                contents.stored = stored._replace(groups=contents.rows)
-
-        if self._session.sends_together and (only_rows or is_small):
+        if only_rows or (is_small and self._session.sends_together):
             reads = groups.select_stored(buffer.id, ids, only_rows=only_rows)
-            self._session.read_later(reads, lambda found: take(Stored.of(found)))
-        elif only_rows:
-            take(Stored(groups.facts(self._session, buffer.id, ids)))
+            later = self._session.read_later(reads)
         else:
-            take(groups.fetch(self._session, buffer.id, ids))
+            fetched = groups.fetch(self._session, buffer.id, ids)
+            later = None
+
+        def read() -> Stored:
+            found = fetched if later is None else Stored.of(later())
+            rows = (self._changed(row, now) if row["id"] in chosen else row for row in found.groups)
+            return found._replace(groups=list(rows))
+
         self.settle()
-        return contents
+        return Contents(read, in_snapshot, self._num_bytes, self._with_text)
 
     def _changed(self, row: Facts, now: datetime) -> Facts:
         """Return the row of a group as `settle` changes it."""
@@ -300,9 +292,6 @@ class _Drawing:
         transitions.archive(self._buffer, done, reason, keep_payload=keep)
         return [row.id for row in done]
 
-    def _partition(self, task: TaskState, status: GroupStatus) -> Partition:
-        return Partition(self._buffer.id, task.task_name, status.value)
-
     def _read_candidates(
         self, quota: Quota, order: Order, task_states: Iterable[TaskState]
     ) -> list[Candidates]:
@@ -323,7 +312,7 @@ class _Drawing:
             eligible = others if eligible is None else eligible & others
         if self._request.is_claim:
             eligible = WITHOUT_LEASE if eligible is None else eligible & WITHOUT_LEASE
-        partition = self._partition(task, status)
+        partition = Partition(self._buffer.id, task.task_name, status.value)
         if order.clock is None:
             most = _max_lookups_in_order(task.stored_groups, quota.count)
             rows = self._look_up(partition, order, eligible, most, known)

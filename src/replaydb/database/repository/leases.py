@@ -110,7 +110,7 @@ def fetch_leased(
         [row["times_replaced"] for row in mine],
         np.array([row.probability for row in found], np.float64),  # None becomes NaN
         np.array([row.weight for row in found], np.float64),
-        contents=Contents(stored.groups, stored),
+        contents=Contents(lambda: stored),
         draw_id=found[0].draw_id if found else None,
         lease_id=lease_id,
     )

@@ -158,7 +158,8 @@ def _locked(
         buffers.save_limits(session, row)
     changed = [task for name, task in buffer.task_states.items() if task != before[name]]
     tasks.save(session, changed)
-    packs.save(session, buffer.shares, lambda: buffer.now)
+    if buffer.shares:
+        packs.save(session, buffer.shares, buffer.now)
     scope.messages.extend(buffer.messages)
 
 

@@ -10,7 +10,7 @@ mark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -142,7 +142,7 @@ def record_unused(session: Session, payloads: Iterable[PayloadRecord]) -> None:
     """
     shares: Shares = {}
     settle(shares, enter(session, payloads), ())
-    save(session, shares, lambda: datetime.now(UTC))
+    save(session, shares, datetime.now(UTC))
 
 
 def release(session: Session, ids: Sequence[int], shares: Shares) -> None:
@@ -153,7 +153,7 @@ def release(session: Session, ids: Sequence[int], shares: Shares) -> None:
             shares.setdefault(row.pack_id, Share()).add(row.pack_length, -1)
 
 
-def save(session: Session, shares: Shares, now: Callable[[], datetime]) -> None:
+def save(session: Session, shares: Shares, now: datetime) -> None:
     """Write the changes of packs, in the order of their ids to prevent deadlocks.
 
     Raises:
@@ -162,9 +162,8 @@ def save(session: Session, shares: Shares, now: Callable[[], datetime]) -> None:
     changes = {pack_id: one for pack_id, one in sorted(shares.items()) if one != Share()}
     if not changes:
         return
-    time_now = now()
     rows = [
-        {"of_pack": pack_id, "parts": one.parts, "bytes": one.bytes, "now": time_now}
+        {"of_pack": pack_id, "parts": one.parts, "bytes": one.bytes, "now": now}
         for pack_id, one in changes.items()
     ]
     session.run_many(change_packs(), rows)
@@ -319,7 +318,7 @@ def repoint(
         old_id: Share(-moved.parts, -moved.bytes),
         new_id: Share(moved.parts, moved.bytes),
     }
-    save(session, shares, lambda: now)
+    save(session, shares, now)
     return int(moved.parts)
 
 

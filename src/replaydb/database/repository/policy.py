@@ -103,7 +103,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     if settings == before:
         return buffer.row
     buffer.row = replace(buffer.row, settings=settings)
-    values: dict[str, object] = {"settings": settings.to_json()}
+    values: dict[str, object] = {"settings": settings}
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
     buffers.save(buffer.session, buffer.id, values)

@@ -11,18 +11,17 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Select, bindparam, or_, select
 
 from replaydb.database.filters import compiling
-from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
+from replaydb.database.repository import aging, buffers, ordered_reads, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
-from replaydb.database.repository.draw_request import Contents, Drawn, DrawRequest, Quota
-from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
 from replaydb.database.repository.tags import (
     MAX_LOOKUPS,
     MAX_LOOKUPS_IN_ORDER,
     look_up_in_snapshot,
     narrowed,
 )
-from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.repository.tasks import GroupSums, TaskState, exponentials, waiting_times
 from replaydb.database.runtime.prepared import Bound
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import (
@@ -73,8 +72,7 @@ def peek(session: Session, cached: BufferRow, request: DrawRequest) -> Drawn:
         available, least = len(parts[-1].ids), request.least(position, len(taken))
         if available < least:
             raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
-    found = Drawn.concatenate(parts)
-    return replace(found, contents=Contents(groups.facts(session, cached.id, found.ids)))
+    return Drawn.concatenate(parts)
 
 
 def with_candidates(session: Session, cached: BufferRow, request: DrawRequest) -> DrawRequest:

@@ -100,8 +100,9 @@ def put(
         RefusedError: All were left out.
     """
     uids = [record.uid for put in several for record in put.records]
-    payloads = [part for put in several for record in put.records for part in record.payloads]
-    counted = packs.enter(session, payloads)
+    parts = (part for put in several for record in put.records for part in record.payloads)
+    in_packs = [part for part in parts if part.pack is not None]
+    counted = packs.enter(session, in_packs) if in_packs else {}
     # Payloads and episodes are written before the locks are taken: a client that stalls in the
     # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
     positions = {uid: position for position, uid in enumerate(uids, 1)}
@@ -117,7 +118,7 @@ def put(
     new = dict(zip(uids, generated, strict=True))
     early = [record for record in early if record.uid not in found]
     if not has_children:
-        _insert_children(session, early, new)
+        session.postpone(*_children((new[record.uid], record) for record in early))
     task_names = {record.task_name for put in several for record in put.records}
     new_tasks: set[str] = set()  # only of puts that are refused, in the end
     if unseen := task_names - known_tasks:
@@ -159,7 +160,7 @@ def put(
                 outcomes.append(error)
             else:
                 new_tasks.difference_update(record.task_name for record in put.records)
-        if counted or any(part.pack for part in payloads):
+        if in_packs:
             taken = [part for record in storing.accepted for part in record.payloads]
             packs.settle(buffer.shares, counted, taken)
         storing.flush()
@@ -245,7 +246,6 @@ class _Storing:
             self.highest.clear()  # the put before may have evicted groups
             with self.buffer.savepoint():
                 rows, rivals = self._count(put, accepted, known, renewed, ids)
-                self._add_keys(rows)
                 self._write(rows)  # what is in can be a victim: of the next put, or at once
                 capacity.evict_excess(self.buffer, rivals)
         elif accepted:
@@ -267,7 +267,6 @@ class _Storing:
 
     def flush(self) -> None:
         """Write the rows of the puts stored so far."""
-        self._add_keys(self.rows)
         self._write(self.rows)
         self.rows = []
 
@@ -291,8 +290,8 @@ class _Storing:
             return self.buffer.settings.keep_archived is not None
         return capacity.is_old(self.buffer, row)
 
-    def _add_keys(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Give new keys to rows of groups."""
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write rows of groups, with new keys."""
         by_task: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_task.setdefault(row["task_name"], []).append(row)
@@ -305,8 +304,6 @@ class _Storing:
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
                 row["uniform_key"] = task.uniform_clock + uniform
                 row["priority_key"] = task.priority_clock + prioritized
-
-    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         self.buffer.session.postpone(Write(insert_into(episode_group), rows))
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
@@ -365,7 +362,8 @@ class _Storing:
             protected=[row.id for row in ignored],
         )
         unwritten = [record for record in accepted if record.uid not in self.written]
-        _insert_children(self.buffer.session, unwritten, ids)
+        children = _children((ids[record.uid], record) for record in unwritten)
+        self.buffer.session.postpone(*children)
         self.buffer.row.limited_inserts += num_new
         kept = {
             ids[record.uid]: _kept(replaced[record.uid], record)
@@ -494,13 +492,6 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
         size = sizes.setdefault(record.task_name, Size())
         size.add(record.facts["num_tokens"], record.facts["num_bytes"])
     return sizes
-
-
-def _insert_children(
-    session: Session, records: Iterable[GroupRecord], ids: Mapping[str, int]
-) -> None:
-    """Insert the large rows of groups, which needs no lock."""
-    session.postpone(*_children((ids[record.uid], record) for record in records))
 
 
 def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:

@@ -1,8 +1,10 @@
-"""Task states: the clocks and counters of tasks, and their row locks."""
+"""Task states: the clocks and counters of tasks, and the sampling keys of `docs/sampling.md`."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -13,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Select, Update, bindparam, func, select, update
 
-from replaydb.database.repository.exponentials import exponentials
 from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.candidates import KEYS, MEMBERS, Clock, Partition
@@ -27,6 +28,8 @@ from replaydb.errors import DatabaseError
 MAX_CLOCK = 2.0**36
 #: A sum of weights is recomputed when its relative rounding error may exceed this.
 MAX_SUM_ERROR = 2.0**-20
+#: Philox generates four 64-bit words from one value of its counter.
+WORDS_PER_COUNT = 4
 
 CLOCKS: tuple[Clock, ...] = get_args(Clock)
 
@@ -87,11 +90,6 @@ class TaskState:
     def is_behind(self) -> bool:
         """Whether rows of its groups have not been updated to the policy version yet."""
         return self.is_expiring or self.aged_to is not None
-
-    @property
-    def is_inexact(self) -> bool:
-        """Whether the rounding error of the sum of weights may be too large."""
-        return self.weight_error > MAX_SUM_ERROR * self.total_weight
 
     def time(self, clock: Clock) -> float:
         """Return the value of a clock."""
@@ -190,6 +188,29 @@ class GroupSums:
         )
 
 
+def exponentials(
+    seed: int | None, stream: str, counter: int, count: int
+) -> tuple[NDArray[np.float64], int]:
+    """Generate `count` variates of Exp(1).
+
+    Philox4x64-10 (Salmon et al., 2011) is counter-based: `seed`, `stream` and `counter` alone
+    determine the variates, on every machine and either engine. Without a seed its key is entropy
+    from the operating system, so forked processes generate different variates. The raw words are
+    used, since only these are the same in every version of numpy.
+
+    Returns:
+        The variates, float64 [count], and the counter of the next ones.
+    """
+    if seed is None:
+        key = np.frombuffer(os.urandom(16), np.uint64)
+    else:
+        digest = hashlib.blake2b(stream.encode(), digest_size=8).digest()
+        key = np.array([seed, int.from_bytes(digest, "little")], np.uint64)
+    words = np.random.Philox(counter=counter, key=key).random_raw(count)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53  # in (0, 1]
+    return -np.log(uniform), counter + -(-count // WORDS_PER_COUNT)
+
+
 def waiting_times(
     variates: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
@@ -247,7 +268,7 @@ def set_back_if_late(
 
 def recompute_weight_if_inexact(session: Session, task: TaskState) -> None:
     """Recompute the sum of weights of a task if its rounding error may be too large."""
-    if task.is_inexact:
+    if task.weight_error > MAX_SUM_ERROR * task.total_weight:
         statement = select_total_weight(task.buffer_id, task.task_name)
         [(total,)] = session.run(statement)
         task.total_weight, task.weight_error = total or 0.0, 0.0

@@ -105,13 +105,14 @@ class Session(ABC):
         """Run prepared statements that read, and return the rows of each."""
         return [self.run(read) for read in reads]
 
-    def read_later(
-        self,
-        reads: Sequence[Bound[Any]],
-        received: Callable[[Sequence[Sequence[Any]]], object],
-    ) -> None:
-        """Read rows as they are now, perhaps with the last statement. `received` gets them."""
-        received(self.read_together(reads))
+    def read_later(self, reads: Sequence[Bound[Any]]) -> Later:
+        """Read rows as they are now, perhaps with the last statement of the transaction.
+
+        Returns:
+            Returns the rows of each statement, once the transaction has ended.
+        """
+        rows = self.read_together(reads)
+        return lambda: rows
 
     def postpone(self, *writes: Postponable) -> None:
         """Write before the next statement of the transaction, or with the last one."""
@@ -164,6 +165,8 @@ def run_in_core(session: Session, statement: Any, values: Mapping[str, Any]) -> 
     return result.all() if result.returns_rows else result.rowcount
 
 
+#: Returns the rows that several statements of a transaction have read.
+Later = Callable[[], Sequence[Sequence[Any]]]
 #: A transaction.
 Work = Callable[[Session], T]
 #: Sees a statement before it runs: its session, SQL and parameters.

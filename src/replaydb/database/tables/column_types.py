@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, String, Text, TypeDecorator
 from sqlalchemy.sql.operators import OperatorClass, OperatorType
 from sqlalchemy.types import TypeEngine
 
+from replaydb.domain.settings import BufferSettings
 from replaydb.util import escapes
 
 
@@ -131,7 +132,7 @@ class GeneratedJson(TypeDecorator[Any]):
 
 def is_json(kind: TypeEngine[Any]) -> bool:
     """Whether a column of this type holds JSON."""
-    return isinstance(kind, JSON | Tags | GeneratedJson)
+    return isinstance(kind, JSON | Tags | GeneratedJson | Settings)
 
 
 def unconverted(text: str) -> str | bytes:
@@ -153,6 +154,30 @@ class _UnconvertedJson(TypeDecorator[Any]):
         write = super().bind_processor(dialect)
         assert write is not None  # noqa: S101
         return lambda value: unconverted(write(value))
+
+
+class Settings(TypeDecorator[BufferSettings]):
+    """Settings of a buffer, as JSON. They are read with every lock, so the last ones are kept."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+    #: JSON and what it means, latest first. Other threads replace it.
+    _known: ClassVar[tuple[tuple[Any, BufferSettings], ...]] = ()
+
+    def process_bind_param(self, value: BufferSettings | None, dialect: Dialect) -> Any:
+        """Return the JSON."""
+        return None if value is None else value.to_json()
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> BufferSettings | None:
+        """Return the settings, or raise `InvalidSettingsError` if this version has no such ones."""
+        if value is None:
+            return None
+        for stored, settings in Settings._known:
+            if stored == value:
+                return settings
+        settings = BufferSettings.from_json(value)
+        Settings._known = ((value, settings), *Settings._known[:15])
+        return settings
 
 
 # On SQLite only an INTEGER PRIMARY KEY is the rowid, which takes no further column or index.

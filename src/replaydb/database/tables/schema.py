@@ -39,6 +39,7 @@ from replaydb.database.tables.column_types import (
     Id,
     Json,
     Name,
+    Settings,
     Tags,
     UtcDateTime,
 )
@@ -77,7 +78,7 @@ buffer = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("name", Name, nullable=False, unique=True),
-    Column("settings", Json, nullable=False),
+    Column("settings", Settings, nullable=False),
     Column("policy_version", BigInteger, nullable=False),
     Column("policy_lineage", Name),
     # For SamplesPerInsert and Queue: counted since the limit was set.
