@@ -100,6 +100,8 @@ async def test_the_groups_drawn(
 async def test_a_group_that_no_longer_meets_the_filter_is_not_drawn(
     buffer: Buffer, between: list[Callable[[], Awaitable[object]]]
 ) -> None:
+    # With another seed, the first keys may be those of two rare groups: nothing is evaluated then.
+    await buffer.update_settings(seed=1)
     await put_rare(buffer, 5)
     between.append(lambda: buffer.update(uids=["rare-1"], tags={"kind": "common"}))
     between.append(lambda: buffer.delete(uids=["rare-2"]))
