@@ -22,6 +22,7 @@ from replaydb.packs.protocol import (
     Range,
     State,
     compared,
+    file_of,
     missing,
     too_short,
 )
@@ -180,7 +181,7 @@ class Bucket:
 
         # Not `get_ranges`: it panics if an object ends before the second of two ranges.
         try:
-            path = f"{pack}.pack"
+            path = file_of(pack)
             if start == stop:
                 return memoryview(b""), start
             data = await self._store.get_range_async(path, start=start, end=stop)
@@ -197,7 +198,7 @@ class Bucket:
 
     async def remove(self, packs: Sequence[str]) -> None:
         """Delete objects, many in one request if the service supports it."""
-        paths = [f"{pack}.pack" for pack in packs]
+        paths = [file_of(pack) for pack in packs]
         try:
             await self._store.delete_async(paths)
         except FileNotFoundError:  # some services report a missing object, but not which one

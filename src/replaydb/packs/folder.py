@@ -32,6 +32,7 @@ from replaydb.packs.protocol import (
     Range,
     State,
     compared,
+    file_of,
     missing,
     too_short,
 )
@@ -192,7 +193,7 @@ class Folder:
         """Allocate memory for each range; return damage for ranges that the files do not have."""
         with self._opened() as folder:
             states = {
-                pack: _state(_file(pack), folder) for pack in {wanted.pack for wanted in ranges}
+                pack: _state(file_of(pack), folder) for pack in {wanted.pack for wanted in ranges}
             }
         found: list[memoryview | PackDamage] = []
         for wanted in ranges:
@@ -216,7 +217,7 @@ class Folder:
         with self._opened() as folder:
             for pack, positions in by_pack.items():
                 try:
-                    descriptor = os.open(_file(pack), os.O_RDONLY, dir_fd=folder)
+                    descriptor = os.open(file_of(pack), os.O_RDONLY, dir_fd=folder)
                 except FileNotFoundError:
                     outcomes += [(position, missing(pack)) for position in positions]
                     continue
@@ -250,7 +251,7 @@ class Folder:
 
         def remove() -> None:
             for pack in packs:
-                path = self._folder / _file(pack)
+                path = self._folder / file_of(pack)
                 path.unlink(missing_ok=True)
                 path.with_name(f"{path.name}.part").unlink(missing_ok=True)
 
@@ -301,10 +302,6 @@ class Folder:
 def _views(found: Sequence[memoryview | PackDamage]) -> dict[int, memoryview]:
     """Return the memory to read into, by position."""
     return {position: each for position, each in enumerate(found) if isinstance(each, memoryview)}
-
-
-def _file(pack: str) -> str:
-    return f"{pack}.pack"
 
 
 def _state(file: str, folder: int) -> State | None:

@@ -138,6 +138,11 @@ class Objects(Protocol):
         """Release threads and connections."""
 
 
+def file_of(pack: str) -> str:
+    """Return the name of the file or object of a pack."""
+    return f"{pack}.pack"
+
+
 def missing(pack: str) -> PackDamage:
     """Return the damage of a range whose pack does not exist."""
     return PackDamage(f"pack {pack} is missing")

@@ -29,7 +29,7 @@ from replaydb.errors import PayloadsReadOnlyError, PayloadsUnavailableError
 from replaydb.packs.bucket import Bucket
 from replaydb.packs.folder import Folder
 from replaydb.packs.instance import Instance
-from replaydb.packs.protocol import Listed, Objects, PackDamage, Part, Range, State
+from replaydb.packs.protocol import Listed, Objects, PackDamage, Part, Range, State, file_of
 from replaydb.packs.urls import PayloadURL
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class PayloadStore:
         if found is not None and (self._is_intact(found) or self._is_of_another(found)):
             return
         if packs:
-            files = set(map(_file, packs))
+            files = set(map(file_of, packs))
             there = files & (await self._by(end, self._objects.states(sorted(files)))).keys()
             if not there:
                 raise PayloadsUnavailableError(
@@ -249,7 +249,7 @@ class PayloadStore:
             length += gap + len(part)
         if self._claimed is None:
             await self.claim(end)
-        file = _file(name)
+        file = file_of(name)
         await self._by(end, self._objects.put(file, chunks, sync=sync))
         if (await self._prove(file, length, end)).version != self._claimed:
             await self.claim(end)
@@ -345,7 +345,7 @@ class PayloadStore:
         again = {one: each for one, each in damaged.items() if suspects[one][-1:] == [each]}
         if not again:
             return found, set()
-        files = [_MARKER, *(_file(one.pack) for one in again)]
+        files = [_MARKER, *(file_of(one.pack) for one in again)]
         states = await self._by(end, self._objects.states(files))
         if _MARKER not in states:
             return found, set()
@@ -446,12 +446,8 @@ def _time_in(file: str) -> int:
 
 def _possible(damaged: Range, states: Mapping[str, State]) -> str:
     """Return the kind of damage that a range can have, given the states of existing packs."""
-    pack, stop = states.get(_file(damaged.pack)), damaged.offset + damaged.length
+    pack, stop = states.get(file_of(damaged.pack)), damaged.offset + damaged.length
     return "altered" if pack is not None and pack.size >= stop else "absent"
-
-
-def _file(pack: str) -> str:
-    return f"{pack}.pack"
 
 
 def _can_be(wanted: Range) -> bool:
