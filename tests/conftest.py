@@ -18,6 +18,7 @@ from replaydb.database import migrations
 from replaydb.database.postgresql.session import PostgresqlSession
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Found
+from replaydb.database.runtime.protocol import Traits
 from replaydb.database.sqlite.session import SqliteSession
 from replaydb.util import loop_thread
 from support.buckets import Endpoint, running_endpoint
@@ -249,8 +250,7 @@ def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let draws read payloads from a snapshot, as for large payloads."""
-    for engine in ("sqlite", "postgresql"):
-        monkeypatch.setattr(f"replaydb.database.{engine}.backend.SMALL_DRAW_BYTES", -1)
+    monkeypatch.setattr(Traits, "small_draw_bytes", -1)
 
 
 @pytest.fixture(params=["in the draw", "from a snapshot"])
