@@ -27,7 +27,7 @@ from replaydb.database.postgresql.backend import PostgresqlBackend
 from replaydb.database.postgresql.commits import Acknowledged, Commit, Transaction
 from replaydb.database.postgresql.connecting import WRITING, Connection
 from replaydb.database.postgresql.session import PostgresqlSession
-from replaydb.database.runtime.waits import Waits
+from replaydb.database.runtime.pool import Waits
 from replaydb.database.tables.schema import commit_proof
 from support.connections import transaction
 from support.groups import group

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from replaydb.database.runtime.pool import Pool
-from replaydb.database.runtime.waits import Waits
+from replaydb.database.runtime.pool import Pool, Waits
 
 
 class Connection:

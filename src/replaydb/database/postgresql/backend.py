@@ -15,9 +15,9 @@ from replaydb.database.postgresql.errors import PostgresqlErrors
 from replaydb.database.postgresql.schema_changes import PostgresqlSchema
 from replaydb.database.postgresql.signal import NoSignal, PostgresqlSignal
 from replaydb.database.postgresql.transactions import PostgresqlTransactions
+from replaydb.database.runtime.pool import Waits
 from replaydb.database.runtime.protocol import Traits
 from replaydb.database.runtime.signals import Signal
-from replaydb.database.runtime.waits import Waits
 from replaydb.database.urls import PostgresqlURL
 from replaydb.errors import ReplayDBError
 from replaydb.util.loop_thread import LoopThread

@@ -20,8 +20,7 @@ from sqlalchemy.util import greenlet_spawn
 from replaydb.database.postgresql import standby
 from replaydb.database.postgresql.connecting import Connection, connect
 from replaydb.database.postgresql.errors import PostgresqlErrors
-from replaydb.database.runtime.pool import Pool
-from replaydb.database.runtime.waits import Waits
+from replaydb.database.runtime.pool import Pool, Waits
 from replaydb.database.urls import PostgresqlURL
 from replaydb.util.cancellation import run_to_completion
 

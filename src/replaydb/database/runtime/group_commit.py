@@ -44,14 +44,14 @@ class WithdrawnError(Exception):
     """A caller withdrew its submission: the transaction must be rolled back."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Item, Result]):
     """A submission, and the answer that its caller waits for."""
 
-    def __init__(self, submission: Submission[Item], since: float, end: float) -> None:
-        self.submission = submission
-        self.since = since
-        self.end = end
-        self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    submission: Submission[Item]
+    since: float
+    end: float
+    answer: asyncio.Future[Result]
 
 
 class Gate:
@@ -167,15 +167,15 @@ class GroupCommit(Generic[Item, Result]):
             OutcomeUnknownError: The deadline has passed, and the submission may have been stored.
             Exception: The error of its commit; nothing was stored.
         """
-        now = asyncio.get_running_loop().time()
-        end = math.inf if end is None else end
-        one: _Waiting[Item, Result] = _Waiting(submission, now, end)
+        loop = asyncio.get_running_loop()
+        now, end = loop.time(), math.inf if end is None else end
+        one: _Waiting[Item, Result] = _Waiting(submission, now, end, loop.create_future())
         self._queue.append(one)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
             for seconds in (end - now, self._settling_seconds()):
-                await _answered(one, seconds)
+                await _done(one.answer, seconds)
                 if not one.answer.done() and self._withdraw(one):
                     raise DatabaseUnavailableError(
                         f"{self._shown}: no answer in time; nothing was stored"
@@ -185,7 +185,7 @@ class GroupCommit(Generic[Item, Result]):
                 raise self._outcome_unknown()
         except asyncio.CancelledError:
             if not self._withdraw(one):  # a running commit must not take effect after the return
-                await run_to_completion(_answered(one, self._settling_seconds()))
+                await run_to_completion(_done(one.answer, self._settling_seconds()))
                 one.answer.add_done_callback(_retrieve_error)
                 if not one.answer.done():
                     self._abandon(one)
@@ -315,12 +315,8 @@ class GroupCommit(Generic[Item, Result]):
         return batch
 
 
-def _answered(caller: _Waiting[Any, Any], seconds: float) -> Awaitable[object]:
-    """Wait for the answer to a submission, for at most this many seconds."""
-    return _done(caller.answer, seconds)
-
-
 def _done(future: asyncio.Future[Any], seconds: float) -> Awaitable[object]:
+    """Wait until it is done, for at most this many seconds."""
     return asyncio.wait([future], timeout=None if seconds == math.inf else seconds)
 
 

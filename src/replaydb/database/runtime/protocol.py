@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from sqlalchemy import Index
 from sqlalchemy.schema import ExecutableDDLElement
 
+from replaydb.database.runtime.pool import Waits
 from replaydb.database.runtime.session import Session, Work
 from replaydb.database.runtime.signals import Signal
-from replaydb.database.runtime.waits import Waits
 from replaydb.domain.results import Finding
 from replaydb.errors import ReplayDBError
 from replaydb.packs import Instance

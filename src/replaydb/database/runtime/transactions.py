@@ -25,9 +25,9 @@ from sqlalchemy.exc import DBAPIError
 
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.group_commit import Gate
+from replaydb.database.runtime.pool import Waits
 from replaydb.database.runtime.protocol import Backend, LostRaceError, Pinned, Run, T
 from replaydb.database.runtime.session import Session, Work
-from replaydb.database.runtime.waits import Waits
 from replaydb.errors import (
     DatabaseError,
     DatabaseReadOnlyError,

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import URL
 
+from replaydb.database.runtime.pool import Waits
 from replaydb.database.runtime.protocol import Traits
 from replaydb.database.runtime.signals import Signal
-from replaydb.database.runtime.waits import Waits
 from replaydb.database.sqlite.administration import SqliteAdministration
 from replaydb.database.sqlite.connection import SqliteConnection
 from replaydb.database.sqlite.errors import SqliteErrors

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from replaydb.database.runtime.pool import Pool
+from replaydb.database.runtime.pool import Pool, Waits
 from replaydb.database.runtime.protocol import Pinned, Run
 from replaydb.database.runtime.session import Session, Watch, Work
-from replaydb.database.runtime.waits import Waits
 from replaydb.database.sqlite.connection import SqliteConnection
 
 T = TypeVar("T")
