@@ -17,7 +17,7 @@ from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.protocol import LostRaceError
-from replaydb.database.runtime.session import Session
+from replaydb.database.runtime.session import Identified, Session
 from replaydb.database.statements.candidates import Partition, order_of, select_first
 from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
@@ -99,27 +99,14 @@ def put(
     Raises:
         RefusedError: All were left out.
     """
-    uids = [record.uid for put in several for record in put.records]
-    parts = (part for put in several for record in put.records for part in record.payloads)
-    in_packs = [part for part in parts if part.pack is not None]
+    records = [record for put in several for record in put.records]
+    in_packs = [part for record in records for part in record.payloads if part.pack is not None]
     counted = packs.enter(session, in_packs) if in_packs else {}
-    # Payloads and episodes are written before the locks are taken: a client that stalls in the
-    # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
-    positions = {uid: position for position, uid in enumerate(uids, 1)}
+    # Puts that a limit refused are not sent again with every try.
     early = [record for put in several if not put.was_refused for record in put.records]
-    children = (
-        _children((positions[record.uid], record) for record in early)
-        if session.sends_together
-        else []
-    )
-    found, generated, has_children, taken_error = session.identify(
-        scope.buffer_id, uids, children=children
-    )
-    new = dict(zip(uids, generated, strict=True))
-    early = [record for record in early if record.uid not in found]
-    if not has_children:
-        session.postpone(*_children((new[record.uid], record) for record in early))
-    task_names = {record.task_name for put in several for record in put.records}
+    uids = [record.uid for record in records]
+    found, generated, _, taken_error = _identify(session, scope.buffer_id, uids, early)
+    task_names = {record.task_name for record in records}
     new_tasks: set[str] = set()  # only of puts that are refused, in the end
     if unseen := task_names - known_tasks:
         new_tasks.update(buffers.ensure_tasks(session, scope.buffer_id, scope.buffer_name, unseen))
@@ -130,44 +117,59 @@ def put(
         for record in put.records
     )
     reads = [select_kept_on_replace(list(found.values()))] if found else []
-    compared = {
-        record.task_name
-        for put in several
-        for record in put.records
-        if record.facts["priority"] is None
-    }
-    first = [
-        read
-        for task_name in sorted(compared)[:MOST_FIRST_READS]
-        for read in _select_highest(scope.buffer_id, task_name)
-    ]
-    locked = tasks_locked(session, scope, None if anywhere else task_names, reads=[*reads, *first])
-    with locked as buffer:
+    first = [*reads, *_first_reads(scope.buffer_id, records)]
+    with tasks_locked(session, scope, None if anywhere else task_names, reads=first) as buffer:
         capacity.evict_surplus(buffer)
         stored = {row.group_uid: row for read in reads for row in session.run(read)}
         if gone := found.keys() - stored.keys():
             stored |= _renewed(buffer, gone, anywhere)
-        written = {record.uid for record in early}
+        new = dict(zip(uids, generated, strict=True))
+        written = {record.uid for record in early if record.uid not in found}
         storing = _Storing(buffer, new, stored, written, taken_error)
-        outcomes: list[list[int] | ReplayDBError] = []
-        for put in several:
-            try:
-                outcomes.append(storing.store(put))
-            except ReplayDBError as error:
-                if not (buffer.settings.is_limited or isinstance(error, DuplicateGroupError)):
-                    raise  # what it has written, and deleted, goes with the transaction
-                storing.delete_children(put)
-                outcomes.append(error)
-            else:
-                new_tasks.difference_update(record.task_name for record in put.records)
+        outcomes = [storing.outcome_of(put) for put in several]
         if in_packs:
             taken = [part for record in storing.accepted for part in record.payloads]
             packs.settle(buffer.shares, counted, taken)
         storing.flush()
         RefusedError.check(outcomes)
+        for put, outcome in zip(several, outcomes, strict=True):
+            if not isinstance(outcome, ReplayDBError):
+                new_tasks -= put.new_task_names
         if new_tasks:
             session.run(delete_tasks(buffer.id, sorted(new_tasks)))
     return outcomes
+
+
+def _identify(
+    session: Session, buffer_id: int, uids: Sequence[str], early: Sequence[GroupRecord]
+) -> Identified:
+    """Find which groups are stored, and insert the large rows of those that are not.
+
+    Payloads and episodes are written before the locks are taken: a client that stalls in the middle
+    of them blocks no other.
+    """
+    positions = {uid: position for position, uid in enumerate(uids, 1)}
+    children = (
+        _children((positions[record.uid], record) for record in early)
+        if session.sends_together
+        else []
+    )
+    identified = session.identify(buffer_id, uids, children=children)
+    if not identified.has_children:
+        new = dict(zip(uids, identified.new, strict=True))
+        others = (record for record in early if record.uid not in identified.stored)
+        session.postpone(*_children((new[record.uid], record) for record in others))
+    return identified
+
+
+def _first_reads(buffer_id: int, records: Iterable[GroupRecord]) -> list[Bound[Any]]:
+    """Return the statements that read the highest priorities to put groups with."""
+    compared = {record.task_name for record in records if record.facts["priority"] is None}
+    return [
+        read
+        for task_name in sorted(compared)[:MOST_FIRST_READS]
+        for read in _select_highest(buffer_id, task_name)
+    ]
 
 
 def _renewed(buffer: LockedBuffer, gone: Collection[str], anywhere: bool) -> dict[str, Any]:
@@ -208,6 +210,20 @@ class _Storing:
     accepted: list[GroupRecord] = field(default_factory=list)
     highest: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def outcome_of(self, put: Put) -> list[int] | ReplayDBError:
+        """Store one put, and return the ids of its groups, or why it is left out.
+
+        Raises:
+            ReplayDBError: It has written something: the transaction must be rolled back.
+        """
+        try:
+            return self.store(put)
+        except ReplayDBError as error:
+            if not (self.buffer.settings.is_limited or isinstance(error, DuplicateGroupError)):
+                raise
+            self.delete_children(put)
+            return error
 
     def store(self, put: Put) -> list[int]:
         """Store one put, and return the ids of its groups.
