@@ -132,7 +132,7 @@ for _folder in "database/repository/", "database/statements/":
         for suite, names in (
             (
                 _suite(_DRAWS, _CALLS),
-                "candidates draw_request draws ordered_reads selections taking",
+                "choosing draw_request draws ordered_reads selections taking",
             ),
             (_suite("buffer/putting", _CALLS), "capacity incremental_groups puts"),
             (_suite("buffer/leasing", _CALLS), "lease"),

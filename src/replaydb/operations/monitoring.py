@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
+from replaydb.database.statements.lease import has_expired
 from replaydb.domain.results import BufferStats, LeaseInfo
 from replaydb.domain.settings import MinSize, Queue, SamplesPerInsert
 from replaydb.util.display import human_seconds, printable
@@ -68,7 +69,7 @@ def followed(
 
 def overdue(leases: Iterable[LeaseInfo], now: datetime) -> list[LeaseInfo]:
     """Return the leases that have expired but whose groups are not released yet."""
-    return [lease for lease in leases if lease.expires_at <= now]
+    return [lease for lease in leases if has_expired(lease, now)]
 
 
 def waits(stats: BufferStats, expired: Sequence[LeaseInfo] = ()) -> Iterator[str]:

@@ -15,6 +15,7 @@ from replaydb.buffer.requests import tagged
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import COLUMNS, col
 from replaydb.database.filters.parsing import parsed
+from replaydb.database.tables import schema
 from replaydb.database.tables.column_types import UtcDateTime
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
@@ -24,7 +25,7 @@ from replaydb.errors import InvalidInputError
 T = TypeVar("T")
 
 #: Indexed columns. Reading a page in their order takes constant time.
-INDEXED = ("id", "priority", "comparable_version", "times_sampled", "last_sampled_at")
+INDEXED = ("id", *sorted(column.name for column in schema.INDEXED))
 #: Columns that groups can be sorted by.
 SORTS = (*INDEXED, "num_episodes", "num_tokens", "reward_mean", "reward_std")
 #: Orders of sorting.

@@ -17,7 +17,7 @@ from replaydb.database.repository import (
     tasks,
     transitions,
 )
-from replaydb.database.repository.candidates import remaining_times
+from replaydb.database.repository.choosing import remaining_times
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.statements.candidates import Order, Partition, order_of

@@ -23,7 +23,7 @@ from replaydb.database.repository import (
     tasks,
     transitions,
 )
-from replaydb.database.repository.candidates import (
+from replaydb.database.repository.choosing import (
     Candidates,
     batch_of,
     elapsed_until,

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, or_, select
 from replaydb.database.filters import compiling
 from replaydb.database.repository import aging, buffers, ordered_reads, tasks
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
+from replaydb.database.repository.choosing import Candidates, batch_of, first, rates
 from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
 from replaydb.database.repository.tags import (
     MAX_LOOKUPS,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Update, bindparam, func, type_coerce, update
 
 from replaydb.database.repository import tasks
-from replaydb.database.repository.candidates import Candidates, rates
+from replaydb.database.repository.choosing import Candidates, rates
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, waiting_times
 from replaydb.database.runtime.prepared import Write, prepared

@@ -14,7 +14,7 @@ from replaydb.database.tables.schema import episode_group, group, lease
 
 
 def has_expired(of: Any, now: Any) -> Any:
-    """Return whether a lease has expired: its row, or the columns of `lease` for a condition."""
+    """Return whether a lease (a row, a `LeaseInfo`, or the columns of the table) has expired."""
     return of.expires_at <= now
 
 

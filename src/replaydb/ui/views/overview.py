@@ -67,6 +67,11 @@ class Now:
     lag: float | None
 
     @property
+    def expired(self) -> list[LeaseInfo]:
+        """Leases that have expired."""
+        return overdue(self.leases, self.at)
+
+    @property
     def num_of_unknown_staleness(self) -> int:
         """Number of recently trained groups of unknown staleness."""
         known = (n for name, n in self.numbers.items() if name.startswith("train/staleness/"))
