@@ -25,7 +25,7 @@ from replaydb.errors import InvalidInputError
 T = TypeVar("T")
 
 #: Indexed columns. Reading a page in their order takes constant time.
-INDEXED = ("id", *sorted(column.name for column in schema.INDEXED))
+INDEXED = ("id", *(one.name for one in schema.episode_group.c if one in schema.INDEXED))
 #: Columns that groups can be sorted by.
 SORTS = (*INDEXED, "num_episodes", "num_tokens", "reward_mean", "reward_std")
 #: Orders of sorting.
