@@ -86,3 +86,16 @@ async def test_opening_with_settings_changes_them_for_all(
     with pytest.raises(rdb.InvalidSettingsError):
         await other.buffer("math", rate_limit=rdb.MinSize(4))
     assert (await buffer.stats()).settings.rate_limit is None
+
+
+async def test_a_dict_of_settings_belongs_to_its_caller(buffer: Buffer, theirs: Buffer) -> None:
+    await buffer.update_settings(max_staleness={"gsm8k": 2})
+    await theirs.refresh()
+    limits = theirs.settings.max_staleness
+    assert isinstance(limits, dict)
+    limits["gsm8k"] = 8
+    await buffer.refresh()
+    assert buffer.settings.max_staleness == {"gsm8k": 2}
+    await theirs.update_settings(max_staleness=limits)
+    await buffer.refresh()
+    assert buffer.settings.max_staleness == {"gsm8k": 8}

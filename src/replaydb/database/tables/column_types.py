@@ -161,7 +161,8 @@ class Settings(TypeDecorator[BufferSettings]):
 
     impl = JSON(none_as_null=True)
     cache_ok = True
-    #: JSON and what it means, latest first. Other threads replace it.
+    #: JSON and what it means, latest first, unless that has a dict, which a caller could change.
+    #: Other threads replace it.
     _known: ClassVar[tuple[tuple[Any, BufferSettings], ...]] = ()
 
     def process_bind_param(self, value: BufferSettings | None, dialect: Dialect) -> Any:
@@ -176,7 +177,10 @@ class Settings(TypeDecorator[BufferSettings]):
             if stored == value:
                 return settings
         settings = BufferSettings.from_json(value)
-        Settings._known = ((value, settings), *Settings._known[:15])
+        if not isinstance(settings.max_staleness, dict) and not isinstance(
+            settings.task_capacity, dict
+        ):
+            Settings._known = ((value, settings), *Settings._known[:15])
         return settings
 
 
