@@ -178,6 +178,8 @@ async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -
         ("sqlite", "created_at", "'2026-13-45 00:00:00.000000'"),
         ("sqlite", "completed_at", "17"),
         ("sqlite", "first_sampled_at", "'2026'"),
+        ("sqlite", "times_sampled", "'often'"),
+        ("sqlite", "comparable_version", "X'00'"),
     ],
 )
 async def test_an_invalid_scalar_fails_only_its_group(

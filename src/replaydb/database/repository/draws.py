@@ -49,7 +49,7 @@ from replaydb.database.statements.candidates import (
     verdict,
 )
 from replaydb.database.statements.selections import WITHOUT_LEASE, selection
-from replaydb.database.tables.records import Facts, Stored
+from replaydb.database.tables.records import Facts, Stored, mistyped
 from replaydb.database.tables.schema import IS_IDLE, group
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
@@ -240,8 +240,8 @@ class _Drawing:
         return Contents(read, in_snapshot, self._num_bytes, self._with_text)
 
     def _changed(self, row: Facts, now: datetime) -> Facts:
-        """Return the row of a group as `settle` changes it."""
-        if self._request.is_claim:
+        """Return the row of a group as `settle` changes it, if it is sound."""
+        if self._request.is_claim or mistyped(row):
             return row
         changed = {
             **row,

@@ -352,10 +352,18 @@ def check_scalars(facts: Facts) -> None:
     for name, value in facts.items():
         if isinstance(value, Damaged):
             raise CorruptPayloadError(f"{name} can not be read: {value}")
+    for name in mistyped(facts):
+        raise CorruptPayloadError(f"{name} can not be read: {Damaged(facts[name])}")
     if not isinstance(facts["tags"], dict):
         raise CorruptPayloadError(f"tags are not a JSON object: {Damaged(facts['tags'])}")
     status("group_status", facts["group_status"])
     checks.optional(status, "leased_from", facts["leased_from"])
+
+
+def mistyped(facts: Facts) -> list[str]:
+    """Return the columns with which a draw calculates and that are not numbers."""
+    names = ("times_sampled", "comparable_version")
+    return [name for name in names if isinstance(facts.get(name), str | bytes)]
 
 
 def status(column: str, value: Any) -> GroupStatus:
