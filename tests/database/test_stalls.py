@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 
@@ -203,7 +204,7 @@ async def notified(store: Store) -> None:
     signal: Any = store._database.signal
 
     async def published() -> None:
-        await asyncio.wait([signal._publisher])
+        await signal._publisher  # it never fails
 
     await signal._thread.run(published())
 
@@ -287,6 +288,18 @@ async def test_a_stalled_notification_recovers(
         await asyncio.sleep(0.3)
         await buffer.put(group())
         assert len(await asyncio.wait_for(waiting, 60)) == 2
+
+
+async def test_a_notification_on_a_connection_that_ends_is_lost(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ending(*_: object) -> None:
+        raise asyncpg.InternalClientError("cannot switch to state 15")
+
+    async with Store.open(postgresql_url) as store:
+        monkeypatch.setattr("replaydb.database.postgresql.connecting.Connection.execute", ending)
+        store._database.signal.announce()
+        await asyncio.wait_for(notified(store), 60)
 
 
 async def test_close_terminates_calls_that_do_not_end(far: Store, proxy: Proxy) -> None:

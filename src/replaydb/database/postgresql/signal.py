@@ -98,7 +98,12 @@ class PostgresqlSignal(Signal):
         # A lost hint delays a waiting coroutine by RECHECK_SECONDS. It must not fail the writer.
         end = asyncio.get_running_loop().time() + NOTIFY_TIMEOUT_SECONDS
         with suppress(
-            OSError, DBAPIError, ReplayDBError, asyncpg.PostgresError, asyncpg.InterfaceError
+            OSError,
+            DBAPIError,
+            ReplayDBError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,  # the server is ending the connection
         ):
             async with self._connections.used(self._notifying, end) as connection:
                 while self._is_due:
