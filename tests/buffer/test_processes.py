@@ -280,7 +280,7 @@ async def test_killed_while_an_index_is_filled(store: Store, url: str, where: st
 async def test_killed_between_eviction_and_insert(store: Store, url: str) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
-    where = f"{_REPOSITORY}.puts:_insert_children"
+    where = f"{_REPOSITORY}.puts:GroupSums"
     with workers(Worker(child_processes.die_at, url, "put", where)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     assert await statuses(url) == {"gsm8k-0": "completed", "gsm8k-1": "completed"}
