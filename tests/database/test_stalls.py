@@ -297,6 +297,7 @@ async def test_a_notification_on_a_connection_that_ends_is_lost(
         raise asyncpg.InternalClientError("cannot switch to state 15")
 
     async with Store.open(postgresql_url) as store:
+        await store.buffers()  # starts the thread of the database
         monkeypatch.setattr("replaydb.database.postgresql.connecting.Connection.execute", ending)
         store._database.signal.announce()
         await asyncio.wait_for(notified(store), 60)
