@@ -1,10 +1,10 @@
 """Smoke test with the lowest dependency versions of pyproject.toml, on both engines.
 
-    PYTHONPATH=tests python -m lowest
+    PYTHONPATH=tests python -m lowest [--torch]
 
 In `.venv/lowest`, direct dependencies are installed at their lowest versions, indirect ones at the
 versions of constraints.txt, and the package as a wheel. torch is too large to install twice and is
-used from the current environment.
+used from the current environment, except with `--torch`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from support.postgres import running_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = CHECKOUT / ".venv" / "lowest"
-EXTRAS = "analysis", "obstore", "opentelemetry", "prometheus", "report", "ui", "zstd"
-BORROWED = {"torch"}
+#: Pinned for developers' tools, and limited by a lowest version (opentelemetry-api).
+LIMITED = {"importlib-metadata"}
+#: Extras that only developers need.
+NOT_TESTED = {"bench", "dev", "docs"}
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
 
 
-def lowest_versions() -> list[str]:
-    """Return all direct dependencies of the package and its extras as NAME==VERSION."""
+def lowest_versions(borrowed: set[str]) -> list[str]:
+    """Return direct dependencies of the package and its extras, but these, as NAME==VERSION."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
-    for extra in EXTRAS:
-        wanted += project["optional-dependencies"][extra]
+    for extra, requirements in project["optional-dependencies"].items():
+        wanted += requirements if extra not in NOT_TESTED else []
     pins = []
-    for requirement in wanted:
+    for requirement in dict.fromkeys(wanted):
         match = _REQUIREMENT.fullmatch(requirement)
         assert match, f"{requirement} has no lowest version"
-        if match[1] not in BORROWED:
+        if match[1] not in borrowed:
             pins.append(f"{match[1]}=={match[2]}")
     return pins
 
@@ -79,7 +81,7 @@ def install_wheel(python: Path, folder: str) -> None:
 
 def _other_constraints(pins: list[str]) -> Path:
     """Write constraints.txt without the packages that are pinned to other versions."""
-    names = {_normal(pin) for pin in pins}
+    names = {_normal(pin) for pin in pins} | LIMITED
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     path = ENVIRONMENT / "constraints.txt"
     path.write_text("\n".join(line for line in lines if _normal(line) not in names))
@@ -92,7 +94,7 @@ def _normal(pin: str) -> str:
 
 def main() -> None:
     console = Console()
-    pins = lowest_versions()
+    pins = lowest_versions(borrowed=set() if sys.argv[1:] == ["--torch"] else {"torch"})
     with console.status(f"Installing {len(pins)} packages"):
         python = install(pins)
     console.print(f"Lowest versions: {', '.join(pins)}")

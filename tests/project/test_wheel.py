@@ -1,4 +1,4 @@
-"""The wheel works in a separate environment and outside of the checkout."""
+"""The wheel, built from the sdist, works in a separate environment and outside of the checkout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_PATHS = {"PATH": "/usr/bin:/bin"}
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, CHECKOUT],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, CHECKOUT],
         check=True,
         capture_output=True,
     )
@@ -83,6 +83,12 @@ def test_the_wheel_is_imported(environment: Path) -> None:
 def test_the_version_of_the_command(environment: Path) -> None:
     code = "import importlib.metadata as m, replaydb; print(m.version('replaydb'))"
     assert _run(environment, "python", "-c", code) == _run(environment, "replaydb", "--version")
+
+
+def test_a_program_uses_the_wheel(environment: Path, tmp_path: Path) -> None:
+    """`make consumer` also checks its types, with mypy and pyright."""
+    program = CHECKOUT / "tests" / "consumer" / "program.py"
+    _run(environment, "python", "-P", str(program), f"sqlite:///{tmp_path}/store.db")
 
 
 @postgresql_nightly
