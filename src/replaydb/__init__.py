@@ -1,14 +1,11 @@
 """A SQL-backed persistent experience store for RL post-training of language models."""
 
+import sys
+import typing
+
 from replaydb.batch.batch import Batch
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
-from replaydb.buffer import Buffer, Lease, Loader
-from replaydb.buffer.loader import LoaderState
-from replaydb.buffer.store import Store
-from replaydb.database.filters.group_columns import col
-from replaydb.database.repository.puts import OnDuplicate
-from replaydb.database.runtime.protocol import Durability
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.domain.policies import (
     Fifo,
@@ -84,6 +81,18 @@ from replaydb.errors import (
     UnknownRunError,
 )
 from replaydb.util.publishing import publish
+
+if typing.TYPE_CHECKING:
+    from replaydb.buffer import (
+        Buffer,
+        Durability,
+        Lease,
+        Loader,
+        LoaderState,
+        OnDuplicate,
+        Store,
+        col,
+    )
 
 __all__ = [
     "UNKNOWN_VERSION",
@@ -169,5 +178,22 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-publish(__name__, __all__)
+publish(__name__, [name for name in __all__ if name in globals()])
 del publish
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not typing.TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import what needs SQLAlchemy at its first use: most of the time that an import takes."""
+        if name not in __all__:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        from replaydb import buffer
+
+        found = globals()[name] = getattr(buffer, name)
+        return found

@@ -18,8 +18,8 @@ from rich.console import Console, RenderableType
 
 import replaydb as rdb
 from replaydb.cli.watch import poll
+from replaydb.domain.monitoring import BufferSnapshot, empty, followed, overdue, waits
 from replaydb.domain.settings import RateLimit
-from replaydb.operations.monitoring import BufferSnapshot, empty, followed, overdue, waits
 from support.command import rows_of, run
 from support.engines import both_engines
 from support.groups import group, groups

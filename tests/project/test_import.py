@@ -1,10 +1,11 @@
-"""`import replaydb` loads no heavy module, since hundreds of workers may import it.
+"""What is imported when, since hundreds of workers may import replaydb.
 
-`make bench` measures its duration.
+`python -m benchmarks open` measures the durations.
 """
 
 from __future__ import annotations
 
+import pickle  # used by trainers for checkpoints
 import subprocess
 import sys
 from types import ModuleType
@@ -20,20 +21,46 @@ from replaydb.util.devices import on_current_stream
 #: Modules for trainers, migrations, the command line and object stores, or not used at all.
 _HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy", "obstore"}
 _DRIVERS = {"asyncpg", "aiosqlite", "sqlite3"}
+#: What only a process needs that opens a store.
+_STORES = {"sqlalchemy", "replaydb.buffer", "replaydb.database"}
 
 
-def _imported(code: str) -> set[str]:
-    listing = f"{code}; import sys; print(*sys.modules)"
+def _imported(code: str, *arguments: str) -> set[str]:
+    listing = f"{code}\nimport sys; print(*sys.modules)"
     outcome = subprocess.run(
-        [sys.executable, "-c", listing], check=True, capture_output=True, text=True
+        [sys.executable, "-c", listing, *arguments], check=True, capture_output=True, text=True
     )
     return set(outcome.stdout.split())
 
 
-def test_importing_loads_no_heavy_module() -> None:
-    imported = _imported("import replaydb")
-    assert "replaydb.buffer.store" in imported
+def test_importing_loads_no_database() -> None:
+    imported = _imported("import replaydb; replaydb.EpisodeGroup, replaydb.Batch, dir(replaydb)")
+    assert "replaydb.batch.batch" in imported
+    assert imported.isdisjoint(_HEAVY | _DRIVERS | _STORES)
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_the_command_line_loads_no_database(option: str) -> None:
+    code = (
+        "from replaydb.cli import app\ntry: app()\nexcept SystemExit as end: assert end.code == 0"
+    )
+    imported = _imported(code, option)
+    assert "replaydb.cli.watch" in imported
+    # The help is printed with rich.
+    assert imported.isdisjoint((_HEAVY | _DRIVERS | _STORES) - {"typer", "rich"})
+    assert ("rich" in imported) == (option == "--help")
+
+
+def test_all_public_names_load_no_heavy_module() -> None:
+    imported = _imported("from replaydb import *; Store")
+    assert imported >= _STORES
     assert imported.isdisjoint(_HEAVY | _DRIVERS)
+
+
+def test_an_object_is_unpickled_where_replaydb_is_not_imported_yet() -> None:
+    saved = pickle.dumps(rdb.Loader)
+    imported = _imported(f"import pickle; assert pickle.loads({saved!r}).__name__ == 'Loader'")
+    assert imported >= _STORES
 
 
 def test_opening_a_store_loads_only_its_own_driver(url: str, engine_name: str) -> None:

@@ -29,13 +29,18 @@ MODULES = [
 def _own_names(module: ModuleType) -> set[str]:
     return {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name in dir(module)
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
     }
 
 
 def test_all_contains_all_public_names() -> None:
-    assert set(replaydb.__all__) == _own_names(replaydb) - {"annotations"}
+    assert set(replaydb.__all__) == _own_names(replaydb)
+    with pytest.raises(
+        AttributeError, match="module 'replaydb' has no attribute 'Bufer'"
+    ) as caught:
+        replaydb.Bufer  # type: ignore[attr-defined]  # noqa: B018
+    assert caught.value.name == "Bufer"  # with which Python suggests Buffer
 
 
 @pytest.mark.parametrize("name", ["replaydb", *MODULES])

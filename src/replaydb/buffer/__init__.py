@@ -1,9 +1,15 @@
-"""Buffers, leases and loaders: the public calls to put and draw groups."""
-
-from __future__ import annotations
+"""Stores and their public calls: the names of `replaydb` that need SQLAlchemy."""
 
 from replaydb.buffer.buffer import Buffer
 from replaydb.buffer.lease import Lease
-from replaydb.buffer.loader import Loader
+from replaydb.buffer.loader import Loader, LoaderState
+from replaydb.buffer.store import Store
+from replaydb.database.filters.group_columns import col
+from replaydb.database.repository.puts import OnDuplicate
+from replaydb.database.runtime.protocol import Durability
+from replaydb.util.publishing import publish
 
-__all__ = ["Buffer", "Lease", "Loader"]
+__all__ = ["Buffer", "Durability", "Lease", "Loader", "LoaderState", "OnDuplicate", "Store", "col"]
+
+publish("replaydb", __all__, of=__name__)
+del publish

@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
-from replaydb.buffer import Buffer
+from replaydb.buffer.buffer import Buffer
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
 from replaydb.database.repository.puts import OnDuplicate

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from sqlalchemy import URL
 
-from replaydb.buffer import Buffer
+from replaydb.buffer.buffer import Buffer
 from replaydb.buffer.tracing import traced
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import replaydb as rdb
 from replaydb.cli.console import (
     BufferName,
     Json,
@@ -39,8 +40,6 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
-from replaydb.database.filters import compiling
-from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import decoder, token_columns
 from replaydb.errors import (
     CorruptPayloadError,
@@ -86,12 +85,14 @@ def list_(
     --sort and --after apply to groups, --min-reward and --max-reward to episodes. All matching
     episodes of the last group are listed, so there may be more than --limit rows.
     """
+    from replaydb.database.filters.compiling import all_of
+
     given = [
         condition(where),
-        None if min_reward is None else col.reward_max >= min_reward,
-        None if max_reward is None else col.reward_min <= max_reward,
+        None if min_reward is None else rdb.col.reward_max >= min_reward,
+        None if max_reward is None else rdb.col.reward_min <= max_reward,
     ]
-    wanted = compiling.all_of(given)
+    wanted = all_of(given)
     which = Selection(task, status, run, wanted, ordered(sort, ascending), after)
 
     def is_wanted(one: Episode) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import replaydb as rdb
 from replaydb.cli.console import (
     BufferName,
     Url,
@@ -28,8 +29,6 @@ from replaydb.cli.selecting import (
     condition,
     info_of,
 )
-from replaydb.database.filters import compiling
-from replaydb.database.filters.group_columns import col
 from replaydb.domain.episodes import GroupStatus
 from replaydb.util.display import human_size, printable
 
@@ -55,13 +54,15 @@ def delete_groups(
     yes: Yes = False,
 ) -> None:
     """Delete groups of any status, with their episodes and payloads."""
+    from replaydb.database.filters.compiling import all_of
+
     wanted = condition(where)
     if wanted is None and not group:
         raise typer.BadParameter("one of these is required", param_hint="GROUP, --where")
 
     async def find(opened: Buffer) -> tuple[ColumnElement[bool] | None, Counter[str]]:
         ids = [(await info_of(opened, name)).id for name in group or ()]
-        which = compiling.all_of([wanted, col.id.in_(ids) if group else None])
+        which = all_of([wanted, rdb.col.id.in_(ids) if group else None])
         total: Counter[str] = Counter()
         page = await opened.find(where=which, limit=PAGE)
         while page:

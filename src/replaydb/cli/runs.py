@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import replaydb as rdb
 from replaydb.cli.console import (
     Json,
     Url,
@@ -24,7 +25,6 @@ from replaydb.cli.selecting import (
     in_order,
     run_of,
 )
-from replaydb.database.filters.group_columns import col
 
 if TYPE_CHECKING:
     from replaydb import RunInfo, Store
@@ -83,7 +83,7 @@ async def _usage(store: Store, name: str) -> tuple[RunInfo, list[dict[str, Any]]
     shares = []
     for info in await store.buffers():
         buffer = await store.buffer(info.name, create=False)
-        num_groups = await buffer.count(where=col.run_id == run.id)
+        num_groups = await buffer.count(where=rdb.col.run_id == run.id)
         draws = await buffer.draws(runs=name, limit=1)
         last = draws[0] if draws else None
         if num_groups or last:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from replaydb.buffer import requests
+import replaydb as rdb
 from replaydb.cli.console import with_store
-from replaydb.database.filters.group_columns import COLUMNS, col
-from replaydb.database.filters.parsing import parsed
 from replaydb.domain.checks import INT64
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import InvalidInputError, UnknownGroupError
@@ -50,12 +48,14 @@ Where = Annotated[
 
 
 def _columns(incomplete: str) -> list[str]:
-    return [name for name in sorted(COLUMNS) if name.startswith(incomplete) and _is_sorted_by(name)]
+    return [name for name in dir(rdb.col) if name.startswith(incomplete) and _is_sorted_by(name)]
 
 
 def _is_sorted_by(name: str) -> bool:
+    from replaydb.buffer import requests
+
     try:
-        requests.order(COLUMNS[name])
+        requests.order(getattr(rdb.col, name))
     except InvalidInputError:
         return False
     return True
@@ -138,7 +138,7 @@ def ordered(sort: str, ascending: bool) -> ColumnElement[Any]:
         BadParameter: The column does not exist, or does not hold numbers or times.
     """
     try:
-        column: ColumnElement[Any] = getattr(col, sort)
+        column: ColumnElement[Any] = getattr(rdb.col, sort)
     except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint="--sort") from None
     if not _is_sorted_by(sort):
@@ -159,6 +159,8 @@ def condition(where: str | None) -> ColumnElement[bool] | None:
     Raises:
         BadParameter: The filter is invalid.
     """
+    from replaydb.database.filters.parsing import parsed
+
     try:
         return None if where is None else parsed(where).where
     except InvalidInputError as error:

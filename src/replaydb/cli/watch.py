@@ -15,8 +15,7 @@ import typer
 
 from replaydb.cli.console import BufferName, Url, console, finite, table_of, with_buffer
 from replaydb.domain.episodes import GroupStatus
-from replaydb.errors import DatabaseUnavailableError
-from replaydb.operations.monitoring import (
+from replaydb.domain.monitoring import (
     RATE_SECONDS,
     BufferSnapshot,
     Rates,
@@ -26,6 +25,7 @@ from replaydb.operations.monitoring import (
     overdue,
     waits,
 )
+from replaydb.errors import DatabaseUnavailableError
 from replaydb.util.display import human_seconds, human_size, printable
 
 if TYPE_CHECKING:

@@ -277,6 +277,11 @@ class LeaseInfo:
         return len(self.group_ids)
 
 
+def has_expired(lease: Any, now: Any) -> Any:
+    """Return whether a lease (a row, a `LeaseInfo`, or the columns of the table) has expired."""
+    return lease.expires_at <= now
+
+
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
     """Summary of a buffer, as `Store.buffers` returns it.

@@ -19,8 +19,8 @@ from starlette.responses import HTMLResponse
 from replaydb.buffer import Buffer
 from replaydb.buffer.store import Store
 from replaydb.domain import checks
+from replaydb.domain.monitoring import end
 from replaydb.errors import InvalidInputError
-from replaydb.operations.monitoring import end
 from replaydb.ui import library
 from replaydb.util.display import human_seconds, human_size, visible
 

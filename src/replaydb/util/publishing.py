@@ -10,14 +10,19 @@ from inspect import isclass, isfunction
 from typing import get_type_hints
 
 
-def publish(module: str, names: Iterable[str]) -> None:
+def publish(module: str, names: Iterable[str], of: str | None = None) -> None:
     """Set `__module__` of the classes and functions of a public module to its name.
 
     Annotations of a class are resolved first. As text they would be evaluated in the module named
     by `__module__`, where their names are unknown. As a side effect `inspect.getsource` fails for a
     class, because it searches that module; for methods it works.
+
+    Args:
+        module: The public module.
+        names: Names of the public module.
+        of: The module that has the names, if the public module does not have them yet.
     """
-    namespace = vars(sys.modules[module])
+    namespace = vars(sys.modules[of or module])
     for thing in map(namespace.__getitem__, names):
         if isclass(thing):
             with suppress(NameError):  # of names imported for type checkers only

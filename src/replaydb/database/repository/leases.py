@@ -18,12 +18,12 @@ from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.database.statements.insertion import insert_into, insert_one_into
-from replaydb.database.statements.lease import has_expired, select_expired, select_leased
+from replaydb.database.statements.lease import select_expired, select_leased
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, of_tasks, selection
 from replaydb.database.tables.records import STATUSES
 from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.domain.episodes import GroupStatus
-from replaydb.domain.results import AckReport, DrawOutcome, LeaseInfo
+from replaydb.domain.results import AckReport, DrawOutcome, LeaseInfo, has_expired
 from replaydb.errors import LeaseExpiredError
 
 LEASE_EXPIRED = "lease expired"

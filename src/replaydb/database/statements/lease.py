@@ -11,11 +11,7 @@ from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.statements.episode_group import SCALARS
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import episode_group, group, lease
-
-
-def has_expired(of: Any, now: Any) -> Any:
-    """Return whether a lease (a row, a `LeaseInfo`, or the columns of the table) has expired."""
-    return of.expires_at <= now
+from replaydb.domain.results import has_expired
 
 
 def select_expired(buffer_id: Any, now: Any) -> Select[int]:

@@ -16,9 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
-from replaydb.domain.results import BufferStats, LeaseInfo
-from replaydb.errors import InvalidInputError
-from replaydb.operations.monitoring import (
+from replaydb.domain.monitoring import (
     BufferSnapshot,
     Rates,
     empty,
@@ -26,6 +24,8 @@ from replaydb.operations.monitoring import (
     overdue,
     waits,
 )
+from replaydb.domain.results import BufferStats, LeaseInfo
+from replaydb.errors import InvalidInputError
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
 from replaydb.ui.shared import SharedCache

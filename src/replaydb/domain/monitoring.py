@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
-from replaydb.database.statements.lease import has_expired
-from replaydb.domain.results import BufferStats, LeaseInfo
+from replaydb.domain.results import BufferStats, LeaseInfo, has_expired
 from replaydb.domain.settings import MinSize, Queue, SamplesPerInsert
 from replaydb.util.display import human_seconds, printable
 
