@@ -16,7 +16,14 @@ from pydantic import BaseModel
 
 import replaydb as rdb
 from integrations.identical import identical
-from replaydb.integrations.values import dataclasses_of, decode, encode, from_extras, to_extras
+from replaydb.integrations.values import (
+    dataclasses_of,
+    decode,
+    encode,
+    from_extras,
+    to_extras,
+    to_reward,
+)
 
 
 @dataclass(frozen=True)
@@ -205,3 +212,18 @@ def test_only_dataclasses_are_created() -> None:
     namesake = type("Inner", (), {"__annotations__": {"outer": Outer}, "__module__": __name__})
     with pytest.raises(rdb.InvalidInputError, match="dataclasses of different names, got Inner"):
         dataclasses_of("kind", dataclass(namesake))
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [
+        (np.float16(1.5), 1.5),
+        (np.float16("inf"), None),
+        (np.float64(1e39), None),
+        (float("nan"), None),
+        (10**400, None),
+        ("1", None),
+    ],
+)
+def test_only_numbers_of_32_bits_are_rewards(value: object, reward: float | None) -> None:
+    assert to_reward(value) == reward

@@ -220,8 +220,10 @@ def is_same(one: Any, other: Any) -> bool:
 
 def to_reward(value: Any) -> float | None:
     """Return a value if it can be the reward of an episode, or None."""
-    is_number = isinstance(value, Real)
-    return value if is_number and abs(value) <= FLOAT32_MAX else None
+    # The bound is infinite as a float16.
+    number: Any = value.item() if isinstance(value, np.floating) else value
+    is_number = isinstance(number, Real)
+    return number if is_number and abs(number) <= FLOAT32_MAX else None
 
 
 def to_tensor(array: Any) -> Any:
