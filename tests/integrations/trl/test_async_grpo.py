@@ -18,7 +18,12 @@ from transformers import TrainerCallback
 
 from integrations.trl.conftest import Child
 from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
-from replaydb import InvalidInputError, blocking
+from replaydb import (
+    DatabaseUnavailableError,
+    InvalidInputError,
+    StoreClosedError,
+    blocking,
+)
 from replaydb.integrations.trl.async_grpo import PREFETCH, RolloutBuffer
 from replaydb.integrations.trl.samples import to_group, to_sample
 from support.engines import both_engines, postgresql_nightly
@@ -235,3 +240,19 @@ def test_a_pickle_opens_nothing(tmp_path: Path) -> None:
     made.put_nowait(sample(0))
     assert made.qsize() == 1
     made.close()
+
+
+def test_the_store_is_closed_although_samples_cannot_be_released(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = RolloutBuffer(url, run="tiny")
+    buffer.put_nowait(sample(0))
+
+    def lost() -> Any:
+        raise DatabaseUnavailableError("no server")
+
+    monkeypatch.setattr(buffer, "_leases", lost)
+    with pytest.raises(DatabaseUnavailableError):
+        buffer.close()
+    with pytest.raises(StoreClosedError):
+        buffer.qsize()

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -225,9 +225,8 @@ class RolloutBuffer:
 
     def close(self) -> None:
         """Release samples that were taken and not acknowledged, and close the store."""
-        with suppress(rdb.StoreClosedError):
+        with closing(self._store), suppress(rdb.StoreClosedError):
             self._release("the buffer was closed")
-        self._store.close()
 
     def _leases(self) -> list[rdb.LeaseInfo]:
         return [one for one in self._buffer.leases() if one.owner in self._owners]
