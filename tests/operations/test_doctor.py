@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -129,7 +130,7 @@ async def test_a_network_filesystem(sqlite_url: str, monkeypatch: pytest.MonkeyP
 async def test_a_file_with_another_journal(sqlite_url: str) -> None:
     _in_file(sqlite_url, "PRAGMA journal_mode = DELETE")
     assert wrong(await examine(sqlite_url)).keys() == {"journal"}
-    with sqlite3.connect(path_of(sqlite_url)) as connection:
+    with closing(sqlite3.connect(path_of(sqlite_url))) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)  # unchanged
 
 
