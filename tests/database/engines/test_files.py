@@ -86,7 +86,7 @@ _SHORT_OF_MEMORY = """
 import asyncio, os, resource, sys
 import alembic.command, replaydb
 from pathlib import Path
-import replaydb.database.postgresql.backend, replaydb.database.sqlite.backend
+import replaydb.buffer, replaydb.database.postgresql.backend, replaydb.database.sqlite.backend
 
 async def open_with(spare):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
