@@ -105,7 +105,7 @@ def test_what_an_error_means_for_its_call(
 
 
 async def test_a_statement_that_was_cancelled_is_not_its_own_cause(postgresql_url: str) -> None:
-    """Whoever follows the causes of an error would never end."""
+    """Code that follows `__cause__` from error to error must reach an end."""
     database = Database(backend_for(postgresql_url))
     sleep = prepared(lambda seconds: select(func.pg_sleep(seconds)))
     await database.read(lambda session: session.run(sleep(0.0)))  # connects

@@ -109,7 +109,8 @@ class Session(ABC):
         """Read rows as they are now, perhaps with the last statement of the transaction.
 
         Returns:
-            Returns the rows of each statement, once the transaction has ended.
+            A function that returns the rows of each statement, to be called when the transaction
+            has ended.
         """
         rows = self.read_together(reads)
         return lambda: rows
