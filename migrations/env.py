@@ -18,17 +18,20 @@ from alembic.util import CommandError
 
 from replaydb.database.engines import backend_for
 from replaydb.database.migrations import alembic_options
+from replaydb.database.runtime import revisions
 
 _sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
 
 
 def run(connection: sa.Connection) -> None:
     context.configure(connection=connection, **alembic_options())
+    before = revisions.write_format_in(connection)
     if connection.dialect.name == "sqlite":
         with _tables_rebuildable(connection):
             context.run_migrations()
     else:
         context.run_migrations()
+    revisions.record(connection, before)
 
 
 async def run_alone() -> None:

@@ -48,6 +48,7 @@ from replaydb.domain.settings import (
 )
 from replaydb.errors import (
     BufferFullError,
+    ClientTooOldError,
     ConsumedGroupError,
     CorruptPayloadError,
     DatabaseError,
@@ -73,7 +74,6 @@ from replaydb.errors import (
     ReplayDBError,
     SchemaError,
     SchemaOutOfDateError,
-    SchemaTooNewError,
     StoreClosedError,
     UnknownBufferError,
     UnknownDrawError,
@@ -81,6 +81,7 @@ from replaydb.errors import (
     UnknownRunError,
 )
 from replaydb.util.publishing import publish
+from replaydb.util.release import VERSION
 
 if typing.TYPE_CHECKING:
     from replaydb.buffer import (
@@ -104,6 +105,7 @@ __all__ = [
     "BufferSettings",
     "BufferStats",
     "Capacity",
+    "ClientTooOldError",
     "ConsumedGroupError",
     "CorruptPayloadError",
     "DatabaseError",
@@ -158,7 +160,6 @@ __all__ = [
     "SamplingPolicy",
     "SchemaError",
     "SchemaOutOfDateError",
-    "SchemaTooNewError",
     "SettingsChanges",
     "Share",
     "StalestFirst",
@@ -176,10 +177,10 @@ __all__ = [
     "VersionTotals",
     "col",
 ]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 publish(__name__, [name for name in __all__ if name in globals()])
-del publish
+del publish, VERSION
 
 
 def __dir__() -> list[str]:

@@ -31,7 +31,7 @@
         ├── DatabaseFullError               the disk or a quota is full
         └── SchemaError                     the tables do not match this version
             ├── SchemaOutOfDateError        the tables are missing or need an upgrade
-            └── SchemaTooNewError           the tables were created by a newer version
+            └── ClientTooOldError           the store needs a newer version of replaydb
 
 The driver's error, if any, is the `__cause__`. Passwords are hidden.
 """
@@ -452,11 +452,13 @@ class SchemaError(DatabaseError):
     """The tables in the database do not match this version of replaydb.
 
     Attributes:
-        current: Revision of the tables; None if there are no tables.
-        expected: Revision that this version requires.
+        current: Revision of the tables; None if there are no tables, or if it was not read.
+        expected: Revision that this version requires; None if the revision is not the problem.
     """
 
-    def __init__(self, message: str, current: str | None, expected: str) -> None:
+    def __init__(
+        self, message: str, current: str | None = None, expected: str | None = None
+    ) -> None:
         self.current = current
         self.expected = expected
         super().__init__(message)
@@ -466,8 +468,8 @@ class SchemaOutOfDateError(SchemaError):
     """The tables are missing or older than this version. The message names the command to run."""
 
 
-class SchemaTooNewError(SchemaError):
-    """The tables were created by a newer or different version: upgrade the package."""
+class ClientTooOldError(SchemaError):
+    """The store, or something in it, needs a newer version of replaydb. Nothing was changed."""
 
 
 def _some(items: Sequence[object], most: int = 5) -> str:

@@ -93,9 +93,9 @@ def test_downgrade_shows_what_it_loses(own_url: str, tmp_path: Path) -> None:
     asyncio.run(fill())
     replaced = "1 drawn groups that were replaced since: what the draws took"
     assert run("db", "downgrade", "0010", url=own_url, answer="n\n").output.startswith("Downgrade")
-    asked = run("db", "downgrade", "-2", url=own_url, answer="n\n").output
+    asked = run("db", "downgrade", "0009", url=own_url, answer="n\n").output
     assert asked.startswith(f"lost, also after a new upgrade:\n  {replaced}\n")
-    assert "  1 evicted groups: that they were not consumed\nDowngrade to -2" in asked
+    assert "  1 evicted groups: that they were not consumed\nDowngrade to 0009" in asked
     asked = run("db", "downgrade", "0005", url=own_url, answer="n\n").output
     assert "  3 groups with payloads outside the database: their payloads, so they fail" in asked
     assert "  1 policy versions: when buffers advanced to them\n" in asked

@@ -26,6 +26,7 @@ COMMANDS = {
     "db history": "",
     "db relocate": "file://{folder}/payloads",
     "db upgrade": "base",
+    "db write-format": "1",
     "doctor": "",
     "draws list": "math",
     "draws show": "math 1",

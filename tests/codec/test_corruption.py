@@ -20,7 +20,7 @@ from replaydb.codec import framing
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import flatten
-from replaydb.errors import CorruptPayloadError
+from replaydb.errors import ClientTooOldError, CorruptPayloadError
 from support.examples import examples
 from support.samples import arrays, episode, sample_episodes
 
@@ -85,8 +85,7 @@ def test_the_unchanged_blob_is_valid() -> None:
         (b"\xa0\x86\1\0\0\0\0\0" + b"[" * 100_000, "foreign or altered: maximum recursion"),
         (blob(version=None), "foreign: safetensors, but not of replaydb"),
         (blob(version="one"), "foreign: safetensors, but not of replaydb"),
-        (blob(version="2"), "written with codec version 2, this replaydb reads up to 1"),
-        (blob(version="0"), "written with codec version 0"),
+        (blob(version="0"), "written in payload format 0"),
         (blob() + b"\0", "bytes, where the header describes"),
         (blob(lengths=None), "there is no lengths"),
         (blob(rewards=None), "there is no rewards"),
@@ -163,6 +162,11 @@ def test_the_unchanged_blob_is_valid() -> None:
 def test_the_error_has_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptPayloadError, match=reason):
         codec.decode(data)
+
+
+def test_a_newer_format_is_not_damage() -> None:
+    with pytest.raises(ClientTooOldError, match=r"payload format 2, .* reads up to 1"):
+        codec.decode(blob(version="2"))
 
 
 def with_header(change: Any) -> bytes:

@@ -16,7 +16,7 @@ from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.revisions import version_table
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import ATTEMPTS
-from replaydb.database.tables.schema import REVISIONS, run
+from replaydb.database.tables.schema import REVISIONS, compatibility, run
 from support.connections import transaction
 from support.groups import groups
 from support.proxy import Proxy
@@ -91,7 +91,8 @@ async def test_a_changed_revision_is_reported(own_url: str) -> None:
         async with transaction(own_url) as connection:
             await connection.execute(text("ALTER TABLE run RENAME COLUMN name TO title"))
             await connection.execute(update(version_table).values(version_num="9999"))
-        with pytest.raises(rdb.SchemaTooNewError, match="9999"):
+            await connection.execute(update(compatibility).values(min_client="9.0.0"))
+        with pytest.raises(rdb.ClientTooOldError, match=r"replaydb 9\.0\.0 or later"):
             await store.runs()
 
 

@@ -123,9 +123,8 @@ def test_stored_settings_round_trip(settings: BufferSettings) -> None:
     ],
 )
 def test_settings_of_a_newer_version_are_refused(setting: str, stored: Any) -> None:
-    with pytest.raises(
-        rdb.InvalidSettingsError, match=f"^({setting}: expected |unknown setting '{setting}')"
-    ):
+    reason = f"({setting}: expected |unknown setting '{setting}')"
+    with pytest.raises(rdb.ClientTooOldError, match=f"^the settings .* newer replaydb: {reason}"):
         BufferSettings.from_json({setting: stored})
 
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "db relocate": ["file:///FOLDER"],
     "db roles": [],
     "db upgrade": [],
+    "db write-format": ["1"],
     "doctor": [],
     "draws list": ["math"],
     "draws show": ["math", "1"],

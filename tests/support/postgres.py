@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from replaydb.database.tables.schema import metadata
+from replaydb.database.tables.schema import FORMATS, compatibility, metadata
 from replaydb.database.tables.views import VIEWS
 
 SERVER_VARIABLE = "REPLAYDB_TEST_POSTGRES_URL"
@@ -50,7 +50,12 @@ _RESTART_IDS = (
     "WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace"
 )
 _VIEW_NAMES = {view.table.name for view in VIEWS}
-_TABLES = [table.name for table in metadata.sorted_tables if table.name not in _VIEW_NAMES]
+_TABLES = [
+    table.name
+    for table in metadata.sorted_tables
+    if table.name not in {*_VIEW_NAMES, compatibility.name}
+]
+_RESET = f"UPDATE compatibility SET min_client = '0.1.0', write_format = {max(FORMATS)}"  # noqa: S608
 _DELETE = "; ".join(f"DELETE FROM {name}" for name in reversed(_TABLES))  # noqa: S608 - our own names
 _TRUNCATE = f"TRUNCATE {', '.join(_TABLES)}"
 
@@ -88,7 +93,7 @@ class PostgresServer:
         self.execute(url, _DISCONNECT_OTHERS)
         large = self.fetch_int(url, _SIZE) > _LARGE_BYTES
         self.execute(url, _TRUNCATE if large else _DELETE)
-        self.execute(url, _RESTART_IDS)
+        self.execute(url, f"{_RESTART_IDS}; {_RESET}")
 
     def execute(self, url: str, sql: str) -> None:
         self._run(url, lambda connection: connection.execute(sql))

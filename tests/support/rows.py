@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import insert, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.tables.schema import metadata
+from replaydb.database.tables.schema import compatibility, metadata
 from replaydb.database.tables.views import VIEWS
 from replaydb.domain.settings import BufferSettings
 
@@ -58,6 +58,7 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
         group_row(1, "completed"), group_row(2, "leased", lease_id=1), group_row(3, "completed")
     ],
     "episode": [_episode(group, position) for group in (1, 2, 3) for position in (0, 1)],
+    "compatibility": [{"id": 1, "min_client": "0.1.0", "write_format": 1}],
     "payload_place": [
         {"id": 1, "url": "file:///packs", "store_uid": "a" * 32, "grace_seconds": 60.0}
     ],
@@ -101,6 +102,8 @@ async def fill(connection: AsyncConnection) -> None:
     for table in TABLES:
         if table.name not in existing:  # a table of a later revision
             continue
+        if table is compatibility:  # a migration has inserted its row
+            await connection.execute(table.delete())
         await connection.execute(insert(table), _ROWS[table.name])
         if table.name != "episode_group":
             continue

@@ -208,7 +208,8 @@ class Putting(BufferCore):
         limit = None
         if deadline is not None:
             limit = timedelta(seconds=checks.duration("deadline", deadline))
-        record = replace(to_record(group, self.settings.compression), time_limit=limit)
+        record = to_record(group, self.settings.compression, version=self._row.write_format)
+        record = replace(record, time_limit=limit)
         record.facts["min_episodes"] = least
         self._check_size("the prompt and extras", record.facts["num_bytes"])
         put = Put([record], "error")
@@ -250,7 +251,8 @@ class Putting(BufferCore):
         if position is not None:
             position = checks.whole_number("position", position)
         flat = flatten([episode])
-        record = to_episode_record(flat, episode.text, self.settings.compression)
+        compression, version = self.settings.compression, self._row.write_format
+        record = to_episode_record(flat, episode.text, compression, version)
         self._check_size("episode", record.num_bytes)
         self._log_restart(group_uid, flat)
         addition = Addition(group_uid, position, record)
@@ -293,13 +295,13 @@ class Putting(BufferCore):
         several: Sequence[EpisodeGroup],
         priority: Priority | Callable[[EpisodeGroup], Priority] | None,
     ) -> list[GroupRecord]:
-        compression = self._row.settings.compression
+        compression, version = self._row.settings.compression, self._row.write_format
 
         def encode() -> list[GroupRecord]:
             for group in several:
                 for part in group.parts:
                     self._log_restart(group.group_uid, part)
-            return [to_record(group, compression, priority) for group in several]
+            return [to_record(group, compression, priority, version) for group in several]
 
         is_large = sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS
         records = await asyncio.to_thread(encode) if is_large else encode()

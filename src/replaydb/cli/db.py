@@ -23,10 +23,12 @@ app = typer.Typer(
 def upgrade(
     url: Url,
     revision: Annotated[str, typer.Argument(help="Target revision: an id, head, or +1.")] = "head",
+    yes: Yes = False,
 ) -> None:
     """Create the tables or upgrade them to a revision. At the newest, create missing indexes."""
     from replaydb.database import migrations
 
+    _confirm_outdated(yes, url, revision)
     with progress("creating indexes") as update:
         asyncio.run(migrations.upgrade(url, revision, progress=update))
     typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
@@ -82,6 +84,20 @@ def check(url: Url) -> None:
 
 
 @app.command()
+def write_format(
+    url: Url,
+    number: Annotated[int, typer.Argument(help="Payload format, from 1.")],
+    yes: Yes = False,
+) -> None:
+    """Set the format of new payloads. Clients that cannot read it can then not use the store."""
+    from replaydb.database import migrations
+
+    _confirm_outdated(yes, url, number=number)
+    asyncio.run(migrations.write_format(url, number))
+    typer.echo(f"new payloads have format {number}")
+
+
+@app.command()
 def relocate(
     url: Url,
     payloads: Annotated[
@@ -134,3 +150,23 @@ def roles(
         typer.echo(f"ran {len(statements)} statements")
     else:
         typer.echo("\n".join(f"{printable(one)};" for one in statements))
+
+
+def _confirm_outdated(
+    yes: bool, url: str, revision: str = "head", number: int | None = None
+) -> None:
+    """Show connected clients that could not use the store after a change. Ask, unless `yes`."""
+    from replaydb.database import migrations
+
+    needed, clients = asyncio.run(migrations.outdated_clients(url, revision, number))
+    if not clients:
+        return
+    typer.echo(f"connected clients older than {needed}, whose calls will raise ClientTooOldError:")
+    for one in clients:
+        where = f" at {one.host}" if one.host else ""
+        user = printable(f"user {one.user}{where}")
+        typer.echo(
+            f"  replaydb {printable(one.version)}: {user}, {one.num_connections} connections"
+        )
+    if not yes:
+        typer.confirm("Continue, although they will stop working?", abort=True)

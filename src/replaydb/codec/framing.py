@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, bits, dtype_name
-from replaydb.errors import CorruptPayloadError
+from replaydb.errors import ClientTooOldError, CorruptPayloadError
 from replaydb.util import extras, memory
 
 # Tensors by name: safetensors code, and bits as a numpy dtype.
@@ -67,6 +67,7 @@ def read(data: memoryview, newest: int) -> Tensors:
 
     Raises:
         CorruptPayloadError: The data is not such a blob, or its sizes are inconsistent.
+        ClientTooOldError: The blob is of a newer version.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     if end > len(data):
@@ -76,8 +77,13 @@ def read(data: memoryview, newest: int) -> Tensors:
     version = metadata.get(_VERSION_KEY) if isinstance(metadata, dict) else None
     if not isinstance(version, str) or not version.isdecimal() or len(version) > 9:
         corrupt("foreign: safetensors, but not of replaydb")
-    if not 1 <= int(version) <= newest:
-        corrupt(f"written with codec version {version}, this replaydb reads up to {newest}")
+    if not int(version):
+        corrupt("written in payload format 0, which does not exist")
+    if int(version) > newest:
+        raise ClientTooOldError(
+            f"written in payload format {version}, and this replaydb reads up to {newest}; run: "
+            "pip install --upgrade replaydb"
+        )
     tensors: Tensors = {}
     begin = 0
     for name, spec in header.items():

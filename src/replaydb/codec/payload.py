@@ -36,6 +36,7 @@ from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.util import escapes
 
+#: The newest version of the format. All older ones can be read.
 VERSION = 1
 
 _T = TypeVar("_T")
@@ -52,15 +53,18 @@ _TURN_COLUMNS = (
 _EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DOTALL)
 
 
-def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes | memoryview:
-    """Return the episodes as bytes. The same episodes give the same bytes.
+def encode(
+    flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None, version: int = VERSION
+) -> bytes | memoryview:
+    """Return the episodes as bytes, in this version of the format.
 
-    A payload that would expand more than `decode` allows is not compressed.
+    The same episodes give the same bytes. A payload that would expand more than `decode` allows is
+    not compressed.
 
     Raises:
         NotSupportedError: `compression` is "zstd" and zstandard is not installed.
     """
-    blob = framing.write(_tensors(flat), VERSION)
+    blob = framing.write(_tensors(flat), version)
     return blob if compression is None else framing.compress(blob)
 
 
@@ -73,7 +77,8 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
             episodes, but never to invalid ones.
 
     Raises:
-        CorruptPayloadError: The bytes are truncated, altered, foreign, or of a newer version.
+        CorruptPayloadError: The bytes are truncated, altered or foreign.
+        ClientTooOldError: They are of a newer version of the format.
         NotSupportedError: They are compressed and zstandard is not installed.
     """
     view = memoryview(data).toreadonly()

@@ -31,7 +31,11 @@ async def begin_copy(backend: Backend) -> str:
     found = await revisions.find(backend)
     if not revisions.is_copy(found.revision):
         try:
-            await migrations.prepare(backend, migrate=found == revisions.NOTHING)
+            await migrations.prepare(
+                backend,
+                migrate=found == revisions.NOTHING,
+                knows_all="nothing can be copied into them",
+            )
         except SchemaError as error:
             if not revisions.is_copy(error.current):  # another copy began meanwhile: replace it
                 raise

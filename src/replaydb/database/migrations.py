@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Select, func, inspect, select
 
 from replaydb.database.engines import backend_for
 from replaydb.database.runtime import revisions
-from replaydb.database.runtime.protocol import Backend
+from replaydb.database.runtime.protocol import Backend, Client
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import (
     draw_group,
@@ -97,7 +97,8 @@ async def upgrade(
 
     Raises:
         InvalidInputError: There is no such revision.
-        SchemaTooNewError: The tables were made by a newer replaydb.
+        ClientTooOldError: The tables need a newer replaydb. Newer tables that this one can use are
+            left as they are.
         SchemaError: Tables with replaydb's names exist that no migration has created.
         DatabaseError: The database refused; the upgrade was rolled back.
     """
@@ -105,7 +106,8 @@ async def upgrade(
 
     backend = _backend(target)
     existed = await _run(backend, command.upgrade, revision)
-    if existed and revisions.problem_of(backend, await revisions.find(backend)) is None:
+    found = await revisions.find(backend)
+    if existed and revisions.problem_of(backend, found) is None:
         await backend.schema.create_indexes(_INDEXES, progress or no_progress)
 
 
@@ -118,7 +120,8 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
 
     Raises:
         InvalidInputError: There is no such revision.
-        SchemaError: As for `upgrade`.
+        SchemaError: As for `upgrade`; or payloads are stored that clients of the revision cannot
+            read; or this replaydb does not know the revision of the tables. Nothing was changed.
         DatabaseError: The database does not exist, or refused; the downgrade was rolled back.
     """
     from alembic import command
@@ -180,29 +183,98 @@ async def check(target: Backend | str | URL) -> tuple[str, ...]:
     constraints. Views are compared by their columns.
 
     Raises:
-        SchemaError: The revision is not the newest one, see `prepare`.
+        SchemaError: The revision is not the newest one of this version, see `prepare`.
     """
     backend = _backend(target, read_only=True)
 
     def work(session: Session) -> tuple[str, ...]:
-        if problem := revisions.problem_of(backend, revisions.inspect_schema(session)):
-            raise problem
+        revisions.check_known(backend, revisions.inspect_schema(session), "they cannot be compared")
         return _differences(session.core)
 
     return await backend.schema.read(work)
 
 
-async def prepare(backend: Backend, *, migrate: bool | None) -> None:
-    """Make sure that the tables have the revision that this version needs.
+async def write_format(target: Backend | str | URL, number: int) -> None:
+    """Set the format of new payloads. Clients that cannot read it can then not use the store.
+
+    Args:
+        target: The database, or its URL.
+        number: The payload format.
+
+    Raises:
+        InvalidInputError: This version does not know the format.
+        SchemaError: As for `check`; or payloads of a later format are stored.
+        DatabaseError: The database does not exist, or refused. Nothing was changed.
+    """
+    revisions.check_format(number)
+    backend = _backend(target)
+
+    def work(session: Session) -> None:
+        found = revisions.inspect_schema(session)
+        revisions.check_known(backend, found, "its payload format cannot be set")
+        names = inspect(session.core).get_table_names()
+        backend.schema.lock_tables(session, names)
+        revisions.record(session.core, revisions.write_format_in(session.core), number)
+
+    await backend.schema.change(work)
+
+
+async def outdated_clients(
+    target: Backend | str | URL, revision: str = "head", number: int | None = None
+) -> tuple[str | None, tuple[Client, ...]]:
+    """Return which connected clients are too old for the tables after a change. Never writes.
+
+    Clients of a SQLite file cannot be seen, nor those whose URL sets another `application_name`.
+
+    Args:
+        target: The database, or its URL.
+        revision: The revision to upgrade to.
+        number: The format of new payloads after the change; None: the same as now.
+
+    Returns:
+        The oldest release that can use the tables then, and the clients that are older.
+
+    Raises:
+        DatabaseError: The database does not exist, or cannot be read.
+    """
+    from alembic.script import ScriptDirectory
+    from alembic.script.revision import RevisionError
+
+    backend = _backend(target, read_only=True)
+    if backend.schema.is_new_file():
+        return None, ()
+    scripts = ScriptDirectory.from_config(_config())
+
+    def work(session: Session) -> tuple[str | None, tuple[Client, ...]]:
+        now = revisions.inspect_schema(session).revision
+        written = number or revisions.write_format_in(session.core)
+        if now is None or written is None:
+            return None, ()
+        try:
+            steps = list(scripts.iterate_revisions(revision, now))
+        except RevisionError:  # the change raises it as a typed error
+            return None, ()
+        needed = revisions.min_client_of(steps[0].revision if steps else now, written)
+        clients = backend.administration.clients(session)
+        return needed, tuple(
+            one for one in clients if not revisions.is_new_enough(one.version, needed)
+        )
+
+    return await backend.schema.read(work)
+
+
+async def prepare(backend: Backend, *, migrate: bool | None, knows_all: str | None = None) -> None:
+    """Make sure that this version can use the tables.
 
     Args:
         backend: The database.
         migrate: True upgrades tables that are out of date. False never writes. None creates the
             tables of a new SQLite file, and writes nothing otherwise.
+        knows_all: If the caller must know all tables: what it cannot do otherwise, for the error.
 
     Raises:
         SchemaOutOfDateError: An upgrade is needed; the message has the command to run.
-        SchemaTooNewError: The tables were made by a newer replaydb.
+        ClientTooOldError: The tables need a newer replaydb.
         SchemaError: Tables with replaydb's names exist that no migration has created.
         DatabaseError: The database cannot be reached, read or upgraded. With False also: the file
             does not exist.
@@ -211,6 +283,8 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
     found = await revisions.find(backend)
     problem = revisions.problem_of(backend, found)
     if problem is None:
+        if knows_all is not None:
+            revisions.check_known(backend, found, knows_all)
         return
     is_new_file = backend.schema.file is not None and found == revisions.NOTHING
     allowed = is_new_file if migrate is None else migrate
@@ -251,6 +325,10 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         problem = revisions.problem_of(backend, found)
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
+        if problem is None:
+            if action is command.upgrade and revision == "head":
+                return True
+            revisions.check_known(backend, found, "they cannot be changed")
         if problem is not None or action is command.downgrade:
             backend.schema.lock_tables(session, inspect(session.core).get_table_names())
         config.attributes["connection"] = session.core

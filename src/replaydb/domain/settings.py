@@ -11,7 +11,7 @@ from inspect import signature
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
 from replaydb.domain import checks
-from replaydb.errors import InvalidInputError, InvalidSettingsError
+from replaydb.errors import ClientTooOldError, InvalidInputError, InvalidSettingsError
 
 T = TypeVar("T")
 
@@ -301,13 +301,18 @@ class BufferSettings:
         """Return the settings for JSON from the `buffer` table.
 
         Raises:
-            InvalidSettingsError: This version does not support a setting.
+            ClientTooOldError: A setting is not one of this version.
         """
-        values = dict(stored)
-        for name, kind in _KINDS.items():
-            if limit := values.get(name):
-                values[name] = _limit(name, kind, limit)
-        return cls(**values)
+        try:
+            values = dict(stored)
+            for name, kind in _KINDS.items():
+                if limit := values.get(name):
+                    values[name] = _limit(name, kind, limit)
+            return cls(**values)
+        except (InvalidSettingsError, TypeError, ValueError) as error:
+            raise ClientTooOldError(
+                f"the settings of a buffer are damaged, or of a newer replaydb: {error}"
+            ) from error
 
 
 class SettingsChanges(TypedDict, total=False):
@@ -369,13 +374,13 @@ _LIMITS: dict[str, Callable[..., Any]] = {
 
 def _limit(name: str, kind: str, stored: Mapping[str, Any]) -> Any:
     """Return a limit from its JSON, or a dict of limits by task."""
-    if any(isinstance(own, Mapping) for own in stored.values()):
-        return {task_name: _limit(name, kind, own) for task_name, own in stored.items()}
-    given = {"kind": kind, **stored}
     try:
+        if any(isinstance(own, Mapping) for own in stored.values()):
+            return {task_name: _limit(name, kind, own) for task_name, own in stored.items()}
+        given = {"kind": kind, **stored}
         return _LIMITS[given.pop("kind")](**given)
-    except (KeyError, TypeError, InvalidSettingsError):
-        raise _invalid(name, "a limit that this version supports", dict(stored)) from None
+    except (AttributeError, KeyError, TypeError, InvalidSettingsError):
+        raise _invalid(name, "a limit that this version supports", stored) from None
 
 
 def _apply_rules(settings: Any, **rules: Rule) -> None:

@@ -117,7 +117,7 @@ async def copy(
     finish = checks.flag("finish", finish)
     progress = checks.optional(checks.function, "progress", progress)
     origin, destination = backend_for(source, read_only=True), backend_for(target)
-    await migrations.prepare(origin, migrate=False)
+    await migrations.prepare(origin, migrate=False, knows_all="they cannot be copied")
     await destination.schema.check_target()
     async with _opened(origin) as ours:
         # Before anything is written: a copy needs the right to read sequences.
@@ -249,7 +249,9 @@ class _Copying:
     async def _store(
         self, sound: Sequence[tuple[Part, bytes | memoryview]], *, outside: bool
     ) -> None:
-        records = [PayloadRecord(one.part, data, one.checksum) for one, data in sound]
+        records = [
+            PayloadRecord(one.part, data, one.checksum, one.codec_version) for one, data in sound
+        ]
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
         if outside:
@@ -258,7 +260,7 @@ class _Copying:
         def insert(session: Session) -> None:
             packs.enter(session, records)
             parts = [
-                record.row(one.group_id, one.part) | {"codec_version": one.codec_version}
+                record.row(one.group_id, one.part)
                 for record, (one, _) in zip(records, sound, strict=True)
             ]
             session.run_many(insert_into(payload), parts)

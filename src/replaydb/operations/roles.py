@@ -55,5 +55,7 @@ async def roles(
                 session.core.execute(statement)
         return tuple(str(one.compile(dialect=session.core.dialect)).strip() for one in found)
 
-    await migrations.prepare(backend, migrate=False)
+    await migrations.prepare(
+        backend, migrate=False, knows_all="the privileges on them are not known"
+    )
     return await backend.schema.change(work)

@@ -76,7 +76,7 @@ async def test_parameters_of_the_session(network: Door) -> None:
     url = network.url(f"?application_name=rollout-7&options={options}&connect_timeout=20")
     assert await answer_of(url, "SHOW application_name") == "rollout-7"
     assert await answer_of(url, "SHOW work_mem") == "5MB"
-    assert await answer_of(network.url(), "SHOW application_name") == "replaydb"
+    assert await answer_of(network.url(), "SHOW application_name") == f"replaydb {rdb.__version__}"
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+asyncpg"])

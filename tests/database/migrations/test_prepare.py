@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, event, inspect, text
+from sqlalchemy import Engine, delete, event, inspect, text, update
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.tables.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS, compatibility
 from replaydb.errors import (
+    ClientTooOldError,
     DatabaseUnavailableError,
     InvalidInputError,
     SchemaError,
     SchemaOutOfDateError,
-    SchemaTooNewError,
 )
 from support.connections import transaction
 from support.revisions import NEXT, release_next
@@ -152,14 +152,43 @@ async def test_migrate_true_upgrades_old_tables(
 
 async def test_newer_tables_are_refused(own_url: str) -> None:
     await _set_revision(own_url, "9999")
+    async with transaction(own_url) as connection:
+        await connection.execute(update(compatibility).values(min_client="1.10.0"))
+    message = r"needs replaydb 1\.10\.0 or later.*run: pip install --upgrade 'replaydb>=1\.10\.0'"
     for choice in CHOICES:
-        with pytest.raises(SchemaTooNewError, match=r"9999.*upgrade the package") as refused:
+        with pytest.raises(ClientTooOldError, match=message) as refused:
             await migrations.prepare(backend_for(own_url), migrate=choice)
-        assert (refused.value.current, refused.value.expected) == ("9999", REVISIONS[-1])
+        assert refused.value.current == "9999"
     for change in (migrations.upgrade(own_url), migrations.downgrade(own_url, "base")):
-        with pytest.raises(SchemaTooNewError):
+        with pytest.raises(ClientTooOldError):
             await change
     assert await migrations.current(own_url) == "9999"
+
+
+async def test_tables_of_a_newer_revision_that_only_adds_are_used(own_url: str) -> None:
+    await _set_revision(own_url, "9999")
+    for choice in CHOICES:
+        await migrations.prepare(backend_for(own_url), migrate=choice)
+    await migrations.upgrade(own_url)  # nothing that this version could do
+    for call in (
+        migrations.upgrade(own_url, "+1"),
+        migrations.downgrade(own_url, "base"),
+        migrations.check(own_url),
+        migrations.write_format(own_url, 1),
+        migrations.prepare(backend_for(own_url), migrate=False, knows_all="they cannot be copied"),
+    ):
+        with pytest.raises(ClientTooOldError, match=r"9999 of a newer replaydb.*knows none after"):
+            await call
+    assert await migrations.current(own_url) == "9999"
+
+
+async def test_a_different_revision_is_refused(own_url: str) -> None:
+    """Without the row that says who may use the tables."""
+    await _set_revision(own_url, "9999")
+    async with transaction(own_url) as connection:
+        await connection.execute(delete(compatibility))
+    with pytest.raises(ClientTooOldError, match="of a newer or different replaydb"):
+        await migrations.prepare(backend_for(own_url), migrate=None)
 
 
 async def test_unknown_tables_with_our_names_are_refused(empty_url: str) -> None:

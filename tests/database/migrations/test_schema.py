@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from replaydb.database import migrations
 from replaydb.database.tables.schema import REVISIONS, metadata
-from replaydb.errors import SchemaOutOfDateError, SchemaTooNewError
+from replaydb.errors import ClientTooOldError, SchemaOutOfDateError
 from support.connections import transaction
 from support.snapshot import Snapshot, take_snapshot
 
@@ -133,5 +133,5 @@ async def test_check_requires_the_newest_revision(empty_url: str) -> None:
     await migrations.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await connection.execute(text("UPDATE replaydb_alembic_version SET version_num = '9999'"))
-    with pytest.raises(SchemaTooNewError):
+    with pytest.raises(ClientTooOldError):
         await migrations.check(empty_url)

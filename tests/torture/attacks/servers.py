@@ -20,7 +20,9 @@ from torture.workers import BUFFER, RoleWorker
 
 PROMISES = (1, 2, 3)
 ENGINES = ("postgresql",)
-_VICTIM = "SELECT pid FROM pg_stat_activity WHERE application_name = 'replaydb' ORDER BY random()"
+_VICTIM = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'replaydb %' ORDER BY random()"
+)
 
 
 async def attack(context: AttackContext) -> None:

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, cast, func, select
+from sqlalchemy import Connection, String, Text, cast, column, func, select, table
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import greenlet_spawn
 
 from replaydb.database.postgresql import checkup, pooler, roles, sequences, standby
 from replaydb.database.postgresql import instance as instances
+from replaydb.database.postgresql.connections import CLIENT_NAME
 from replaydb.database.postgresql.sql import command
+from replaydb.database.runtime.protocol import Client
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import own_tables
 from replaydb.domain.results import Finding
@@ -22,6 +24,31 @@ from replaydb.packs import Instance
 
 if TYPE_CHECKING:
     from replaydb.database.postgresql.backend import PostgresqlBackend
+
+
+_activity = table(
+    "pg_stat_activity",
+    column("application_name", String()),
+    column("usename", String()),
+    column("client_addr"),
+    column("datname"),
+    column("pid"),
+)
+_client = (
+    _activity.c.application_name,
+    _activity.c.usename,
+    cast(_activity.c.client_addr, Text()).label("host"),
+)
+_clients = (
+    select(*_client, func.count().label("number"))
+    .where(
+        _activity.c.datname == func.current_database(),
+        _activity.c.application_name.startswith(CLIENT_NAME),
+        _activity.c.pid != func.pg_backend_pid(),
+    )
+    .group_by(*_client)
+    .order_by(*_client)
+)
 
 
 class PostgresqlAdministration:
@@ -42,6 +69,15 @@ class PostgresqlAdministration:
                 return [await pooler.finding(self._backend.url)]
         except Exception as error:
             raise self._backend.errors.typed(error) or error from error
+
+    def clients(self, session: Session) -> list[Client]:
+        """Return the clients by the `application_name` of their connections, which is visible."""
+        return [
+            Client(
+                row.application_name.removeprefix(CLIENT_NAME), row.usename, row.host, row.number
+            )
+            for row in session.core.execute(_clients)
+        ]
 
     def examine(self, session: Session) -> list[Finding]:
         """Check the server, its settings and the state of the tables."""

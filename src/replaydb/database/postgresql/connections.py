@@ -22,6 +22,7 @@ from replaydb.database.postgresql.connecting import Connection, connect
 from replaydb.database.postgresql.errors import PostgresqlErrors
 from replaydb.database.runtime.pool import Pool, Waits
 from replaydb.database.urls import PostgresqlURL
+from replaydb.util import release
 from replaydb.util.cancellation import run_to_completion
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 #: How long a connection waits for others to be closed if the server has too many. For this time
 #: after the last refusal, connections are closed after each use.
 SHORTAGE_SECONDS = 60.0
+#: `application_name` of connections, before the version of the client.
+CLIENT_NAME = "replaydb "
 #: Opens a connection.
 Open = Callable[[], Awaitable[Connection]]
 
@@ -63,7 +66,11 @@ class Connections:
     ) -> Open:
         """Return a function that opens connections with these settings, and prepares them."""
         url = url or self._url
-        settings = {"application_name": "replaydb", **(settings or {}), **url.settings}
+        settings = {
+            "application_name": f"{CLIENT_NAME}{release.VERSION}",
+            **(settings or {}),
+            **url.settings,
+        }
         unnamed: Any = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
         engine = create_async_engine(
             "postgresql+asyncpg://",  # SQLAlchemy never sees the password

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from sqlalchemy import Select, Update, bindparam, func, select, update
 
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.buffer import (
@@ -20,10 +21,11 @@ from replaydb.database.statements.buffer import (
 )
 from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.tables.expressions import bytewise
-from replaydb.database.tables.schema import buffer, episode_group, run, task
+from replaydb.database.tables.schema import FORMATS, buffer, episode_group, run, task
 from replaydb.domain.results import BufferInfo, RunInfo
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import UnknownBufferError
+from replaydb.util import release
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class BufferRow:
         settings: Its settings.
         created_at: When it was created.
         uses_payload_store: Whether new payloads are stored outside the database.
+        write_format: Format of new payloads.
         pending_tags: Tags whose index is still being filled or emptied. The value is the id below
             which groups have not been processed.
         read_at: Time of the server's clock when it was read; None if that was not read as well.
@@ -54,6 +57,7 @@ class BufferRow:
     settings: BufferSettings
     created_at: datetime
     uses_payload_store: bool
+    write_format: int
     pending_tags: Mapping[str, int] = field(default_factory=dict)
     read_at: datetime | None = field(default=None, compare=False)
 
@@ -68,7 +72,13 @@ class BufferRow:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Convert a row of the table."""
+        """Convert a row of the table.
+
+        Raises:
+            ClientTooOldError: The store has come to need a newer replaydb.
+        """
+        if not revisions.is_new_enough(release.VERSION, row.min_client):
+            raise revisions.too_old(row.min_client)
         return cls(
             row.id,
             row.name,
@@ -79,6 +89,7 @@ class BufferRow:
             row.settings,
             row.created_at,
             bool(row.uses_payload_store),
+            row.write_format or min(FORMATS),
             row.pending_tags or {},
             getattr(row, "read_at", None),
         )

@@ -89,6 +89,7 @@ def add(
     Raises:
         LostRaceError: Some groups were replaced or deleted before their tasks were locked.
     """
+    buffer.check_formats(addition.record.payload for addition in additions)
     found = {row.id: row for row in groups.scalars(buffer.session, buffer.id, sorted(ids.values()))}
     is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,7 +15,9 @@ from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskState
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
+from replaydb.database.tables.records import PayloadRecord
 from replaydb.domain.settings import BufferSettings
+from replaydb.errors import SchemaOutOfDateError
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,19 @@ class LockedBuffer:
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
         self.messages: list[tuple[int, str]] = []
+
+    def check_formats(self, payloads: Iterable[PayloadRecord]) -> None:
+        """Check that payloads, which were encoded before the lock, may be stored.
+
+        Raises:
+            SchemaOutOfDateError: Their format is later than the store's: it was downgraded since.
+        """
+        for one in payloads:
+            if one.codec_version > self.row.write_format:
+                raise SchemaOutOfDateError(
+                    f"the store was downgraded to payload format {self.row.write_format} while a "
+                    f"payload of format {one.codec_version} was on its way; nothing was stored"
+                )
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ from replaydb.database.repository.tasks import select_tasks
 from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
-from replaydb.database.statements.buffer import BUFFERS, USES_PAYLOAD_STORE, turn_of_buffer
+from replaydb.database.statements.buffer import BUFFERS, OF_STORE, turn_of_buffer
 from replaydb.database.statements.lease import select_leased
 from replaydb.database.tables.expressions import (
     among,
@@ -252,7 +252,7 @@ def _select_locked(
     return (
         select(
             *of_buffer,
-            USES_PAYLOAD_STORE,
+            *OF_STORE,
             *locked.c,
             server_time().label("read_at"),
             case(

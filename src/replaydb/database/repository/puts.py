@@ -119,6 +119,7 @@ def put(
     reads = [select_kept_on_replace(list(found.values()))] if found else []
     first = [*reads, *_first_reads(scope.buffer_id, records)]
     with tasks_locked(session, scope, None if anywhere else task_names, reads=first) as buffer:
+        buffer.check_formats(part for record in records for part in record.payloads)
         capacity.evict_surplus(buffer)
         stored = {row.group_uid: row for read in reads for row in session.run(read)}
         if gone := found.keys() - stored.keys():

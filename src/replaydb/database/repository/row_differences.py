@@ -29,7 +29,7 @@ from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.table_ranges import JsonText, columns, families, plain_table
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.schema import metadata, payload
+from replaydb.database.tables.schema import compatibility, metadata, payload
 from replaydb.errors import DatabaseError
 
 #: Values of the columns of `table_ranges.columns`, the key first.
@@ -180,7 +180,12 @@ def count(session: Session, of: Table) -> int:
 
 def first_in_use(session: Session) -> str | None:
     """Return the name of the first table that has rows; None if the store is empty."""
-    tables = [one for family in families() for one in (family.root, *family.children)]
+    tables = [
+        one
+        for family in families()
+        for one in (family.root, *family.children)
+        if one is not compatibility
+    ]
     any_row = ((one, select(*one.primary_key).limit(1)) for one in tables)
     return next((one.name for one, found in any_row if session.run(found)), None)
 

@@ -52,6 +52,22 @@ class Traits(NamedTuple):
     syncs: bool
 
 
+class Client(NamedTuple):
+    """Connections of one version of replaydb, with the same user from the same host.
+
+    Attributes:
+        version: The version.
+        user: The user of the database.
+        host: Address of the client; None if it is unknown, or on the machine of the database.
+        num_connections: Number of connections.
+    """
+
+    version: str
+    user: str
+    host: str | None
+    num_connections: int
+
+
 class Backend(Protocol):
     """One database engine."""
 
@@ -257,6 +273,10 @@ class Administration(Protocol):
 
     async def examine_connections(self, end: float) -> list[Finding]:
         """Return findings about the way to the database. After a bad one nothing else works."""
+        ...
+
+    def clients(self, session: Session) -> list[Client]:
+        """Return the connected clients, as far as the database knows and shows them."""
         ...
 
     def examine(self, session: Session) -> list[Finding]:

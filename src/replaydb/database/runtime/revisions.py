@@ -1,25 +1,37 @@
 """The revision of the tables in a database, and whether this version can use them.
 
-Every opening of a store reads it, so this module does not import alembic.
+Every opening of a store reads it, so this module does not import alembic. `docs/compatibility.md`
+says what older and newer versions may expect of a store.
 """
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from functools import cache
 
-from sqlalchemy import String, column, inspect, select, table
+from sqlalchemy import Connection, String, column, distinct, func, inspect, select, table, true
 
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
-from replaydb.database.tables.schema import REVISIONS, metadata
+from replaydb.database.tables.schema import (
+    BREAKING,
+    FORMATS,
+    RELEASES,
+    REVISIONS,
+    compatibility,
+    metadata,
+    payload,
+)
 from replaydb.errors import (
+    ClientTooOldError,
     DatabaseError,
     DatabaseUnavailableError,
+    InvalidInputError,
     SchemaError,
     SchemaOutOfDateError,
-    SchemaTooNewError,
 )
+from replaydb.util import release
 
 #: A name of our own: another user of alembic in the same database has its own table.
 VERSION_TABLE = "replaydb_alembic_version"
@@ -31,17 +43,30 @@ COPYING = "copying "
 revision_column = column("version_num", String())
 version_table = table(VERSION_TABLE, revision_column)
 _select_revision = select(revision_column).select_from(version_table)
+_select_found = select(revision_column, compatibility.c.min_client).select_from(
+    version_table.outerjoin(compatibility, true())
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The revision found in a database, and its tables other than alembic's."""
+    """What is found in a database.
+
+    Attributes:
+        revision: Revision of the tables.
+        tables: Names of the tables other than alembic's, if there is no revision.
+        min_client: The oldest release that can use the store. None: it is not recorded.
+    """
 
     revision: str | None
     tables: frozenset[str]
+    min_client: str | None = None
 
 
 NOTHING = Found(None, frozenset())
+
+#: Revision that adds the table `compatibility`.
+_SINCE = "0012"
 
 
 async def find(backend: Backend) -> Found:
@@ -49,8 +74,8 @@ async def find(backend: Backend) -> Found:
     if not backend.read_only and backend.schema.is_new_file():
         return NOTHING  # connecting would write the header
     try:
-        if (revision := await backend.schema.read(revision_in)) is not None:
-            return Found(revision, frozenset())
+        if rows := await backend.schema.read(lambda session: session.run(_select_found)):
+            return Found(rows[0].version_num, frozenset(), rows[0].min_client)
     except DatabaseUnavailableError:
         raise  # `inspect_schema` would connect again
     except DatabaseError:
@@ -59,10 +84,13 @@ async def find(backend: Backend) -> Found:
 
 
 def inspect_schema(session: Session) -> Found:
-    """Read the revision and the tables of a database, which may be empty."""
-    names = inspect(session.core).get_table_names()
+    """Read what is in a database, which may be empty."""
+    names = frozenset(inspect(session.core).get_table_names())
     revision = revision_in(session) if VERSION_TABLE in names else None
-    return Found(revision, frozenset(names) - {VERSION_TABLE})
+    if revision is None:
+        return Found(None, names - {VERSION_TABLE})
+    recorded = compatibility.name in names and session.run(select(compatibility.c.min_client))
+    return Found(revision, frozenset(), recorded[0].min_client if recorded else None)
 
 
 def revision_in(session: Session) -> str | None:
@@ -74,8 +102,6 @@ def revision_in(session: Session) -> str | None:
 def problem_of(backend: Backend, found: Found) -> SchemaError | None:
     """Return why this version cannot use the tables; `SchemaOutOfDateError` if an upgrade helps."""
     newest = REVISIONS[-1]
-    if found.revision == newest:
-        return None
     if found.revision is None:
         ours = sorted(found.tables & metadata.tables.keys())
         if ours:
@@ -88,21 +114,130 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
         what = "there are no tables yet"
     elif is_copy(found.revision):
         return unfinished_copy(found.revision)
+    elif not is_new_enough(release.VERSION, found.min_client):
+        return too_old(found.min_client, found.revision)
+    elif found.revision == newest:
+        return None
     elif found.revision in REVISIONS:
         what = f"the tables are of revision {found.revision}, but {newest} is needed"
-    else:
-        return SchemaTooNewError(
-            f"the tables are of revision {found.revision} of a newer replaydb: "
-            f"this version knows none after {newest}; upgrade the package",
+    elif found.min_client is None:
+        return ClientTooOldError(
+            f"the tables are of revision {found.revision} of a newer or different replaydb: this "
+            f"one, {release.VERSION}, knows none after {newest}",
             found.revision,
             newest,
         )
+    else:
+        return None  # of a later revision, which only adds
     # The command can be pasted into a shell, unless the URL has a password, which is not shown.
     if ":***" in backend.shown:
         how = f"with the URL of {backend.shown} in REPLAYDB_URL, run: replaydb db upgrade"
     else:
         how = f"run: replaydb db upgrade --url {shlex.quote(backend.shown)}"
     return SchemaOutOfDateError(f"{what}; {how}", found.revision, newest)
+
+
+@cache
+def is_new_enough(version: str, min_client: str | None) -> bool:
+    """Whether a version may use a store that requires this release, or does not say which."""
+    return min_client is None or release.numbers(version) >= release.numbers(min_client)
+
+
+def too_old(min_client: str | None, revision: str | None = None) -> ClientTooOldError:
+    """Return the error of a client that is older than the store requires."""
+    return ClientTooOldError(
+        f"the store needs replaydb {min_client} or later, and this is {release.VERSION}; run: "
+        f"pip install --upgrade 'replaydb>={min_client}'",
+        revision,
+    )
+
+
+def check_known(backend: Backend, found: Found, consequence: str) -> None:
+    """Check that this version knows all tables, and not only that it can use them.
+
+    Args:
+        backend: The database.
+        found: What is in it.
+        consequence: What is impossible otherwise, for the error.
+
+    Raises:
+        SchemaError: It cannot use them, or a newer replaydb has added some.
+    """
+    if problem := problem_of(backend, found):
+        raise problem
+    if found.revision != REVISIONS[-1]:
+        raise ClientTooOldError(
+            f"the tables are of revision {found.revision} of a newer replaydb, and this one, "
+            f"{release.VERSION}, knows none after {REVISIONS[-1]}, so {consequence}; run: "
+            "pip install --upgrade replaydb",
+            found.revision,
+            REVISIONS[-1],
+        )
+
+
+def check_format(number: int) -> None:
+    """Check that this version knows a payload format.
+
+    Raises:
+        InvalidInputError: It does not.
+    """
+    if number not in FORMATS:
+        raise InvalidInputError("number", f"one of {sorted(FORMATS)}", number)
+
+
+def min_client_of(revision: str, write_format: int) -> str:
+    """Return the oldest release that can use tables of a revision with payloads up to a format."""
+    needed = {one for one in BREAKING if one <= revision} | {FORMATS[write_format]}
+    return RELEASES[max(needed)]
+
+
+def newest_format(revision: str) -> int:
+    """Return the newest payload format that clients of a revision read."""
+    return max(number for number, since in FORMATS.items() if since <= revision)
+
+
+def write_format_in(core: Connection) -> int | None:
+    """Return the format of new payloads; None if the database has no tables of replaydb."""
+    names = inspect(core).get_table_names()
+    if VERSION_TABLE not in names or core.scalar(_select_revision) is None:
+        return None
+    recorded = compatibility.name in names and core.scalar(select(compatibility.c.write_format))
+    return recorded or min(FORMATS)
+
+
+def record(core: Connection, before: int | None, write_format: int | None = None) -> None:
+    """Record what a client must support, after the tables or the format of new payloads changed.
+
+    Args:
+        core: The transaction that changed them. It has locked the tables.
+        before: Result of `write_format_in` before the change.
+        write_format: The new format; None: the newest for new tables, otherwise the old one as far
+            as clients of the revision read it.
+
+    Raises:
+        SchemaError: Payloads of a later format are stored. The transaction must be rolled back.
+    """
+    revision = core.scalar(_select_revision)
+    if revision is None:
+        return
+    if write_format is None:
+        newest = newest_format(revision)
+        write_format = newest if before is None else min(before, newest)
+    if before is not None and before > write_format:
+        later = select(func.count(distinct(payload.c.group_id)))
+        if number := core.scalar(later.where(payload.c.codec_version > write_format)):
+            raise SchemaError(
+                f"{number} groups have payloads of a later format than {write_format}. Nothing was "
+                "changed. Export these groups, delete them, and import them afterwards",
+                revision,
+                REVISIONS[-1],
+            )
+    if revision >= _SINCE:
+        values = {
+            "min_client": min_client_of(revision, write_format),
+            "write_format": write_format,
+        }
+        core.execute(compatibility.update().values(values))
 
 
 def is_copy(revision: str | None) -> bool:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from replaydb.database.runtime.protocol import Client
 from replaydb.database.runtime.session import Session
 from replaydb.database.sqlite import checkup, connection, damage, sequences
 from replaydb.domain.results import Finding
@@ -28,6 +29,10 @@ class SqliteAdministration:
 
     async def examine_connections(self, end: float) -> list[Finding]:
         """Return nothing: a file is opened directly."""
+        return []
+
+    def clients(self, session: Session) -> list[Client]:
+        """Return nothing: a file does not show who has it open."""
         return []
 
     def examine(self, session: Session) -> list[Finding]:

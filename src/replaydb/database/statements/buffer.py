@@ -8,15 +8,20 @@ from sqlalchemy import ColumnElement, Select, literal_column, select, true
 
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.tables.expressions import in_turn, server_time
-from replaydb.database.tables.schema import buffer, payload_place, run
+from replaydb.database.tables.schema import buffer, compatibility, payload_place, run
 
-#: Buffers, with the place of payloads outside the database, if there is one.
-BUFFERS = buffer.outerjoin(payload_place, true())
-#: Whether new payloads are stored outside the database.
-USES_PAYLOAD_STORE = payload_place.c.id.is_not(None).label("uses_payload_store")
+#: Buffers, with what the store requires of clients, and the place of payloads outside the database,
+#: if there is one.
+BUFFERS = buffer.outerjoin(payload_place, true()).outerjoin(compatibility, true())
+#: Columns that a row of a buffer needs besides its own.
+OF_STORE = (
+    payload_place.c.id.is_not(None).label("uses_payload_store"),
+    compatibility.c.min_client,
+    compatibility.c.write_format,
+)
 #: Kind of the advisory locks of buffers.
 _BUFFER: ColumnElement[int] = literal_column("1919250541")  # "repm"
-BUFFER_ROWS = select(buffer, USES_PAYLOAD_STORE).select_from(BUFFERS)
+BUFFER_ROWS = select(buffer, *OF_STORE).select_from(BUFFERS)
 
 
 def select_run(name: str) -> Select[Any]:

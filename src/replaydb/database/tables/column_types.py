@@ -170,7 +170,7 @@ class Settings(TypeDecorator[BufferSettings]):
         return None if value is None else value.to_json()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> BufferSettings | None:
-        """Return the settings, or raise `InvalidSettingsError` if this version has no such ones."""
+        """Return the settings, or raise `ClientTooOldError` if this version has no such ones."""
         if value is None:
             return None
         for stored, settings in Settings._known:

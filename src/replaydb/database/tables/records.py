@@ -72,6 +72,7 @@ class PayloadRecord:
         part: Number of the part: the position of its first episode, or `CONTEXT_PART`.
         data: The encoded bytes.
         checksum: Checksum of `data`.
+        codec_version: Payload format of `data`.
         pack: Pack that holds the bytes, if they are outside the database.
         offset: Position of the first byte in the pack.
     """
@@ -79,20 +80,21 @@ class PayloadRecord:
     part: int
     data: bytes | memoryview
     checksum: int
+    codec_version: int
     pack: Pack | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, part: int, data: bytes | memoryview) -> Self:
+    def of(cls, part: int, data: bytes | memoryview, codec_version: int) -> Self:
         """Create a part from encoded episodes."""
-        return cls(part, data, codec.checksum_of(data))
+        return cls(part, data, codec.checksum_of(data), codec_version)
 
     def row(self, group_id: int, part: int) -> dict[str, Any]:
         """Return the columns of `payload`."""
         row: dict[str, Any] = {
             "group_id": group_id,
             "part": part,
-            "codec_version": codec.VERSION,
+            "codec_version": self.codec_version,
             "checksum": self.checksum,
         }
         if self.pack is None:
@@ -160,8 +162,12 @@ def to_record(
     group: EpisodeGroup,
     compression: Literal["zstd"] | None,
     priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
+    version: int = codec.VERSION,
 ) -> GroupRecord:
-    """Encode a group. `priority`, or its result if it is a function, replaces the group's own."""
+    """Encode a group in a version of the payload format.
+
+    `priority`, or its result if it is a function, replaces the group's own.
+    """
     if priority is None:
         priority = group.priority
     elif callable(priority):
@@ -170,7 +176,9 @@ def to_record(
     # Episodes that were added one by one are stored as one part.
     single = len(group.parts) == 1
     whole = group.parts[0] if single else flatten(group.episodes, group.context)
-    data = codec.encode(whole, compression=compression) if group.parts else b""
+    data: bytes | memoryview = b""
+    if group.parts:
+        data = codec.encode(whole, compression=compression, version=version)
     texts = group.texts
     facts = {
         "group_uid": group.group_uid,
@@ -196,7 +204,9 @@ def to_record(
         facts,
         [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
         [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
-        [PayloadRecord.of(0 if whole.num_episodes else CONTEXT_PART, data)] if data else [],
+        [PayloadRecord.of(0 if whole.num_episodes else CONTEXT_PART, data, version)]
+        if data
+        else [],
     )
 
 
@@ -227,11 +237,14 @@ class EpisodeRecord:
 
 
 def to_episode_record(
-    flat: FlatEpisodes, text: str | None, compression: Literal["zstd"] | None
+    flat: FlatEpisodes,
+    text: str | None,
+    compression: Literal["zstd"] | None,
+    version: int = codec.VERSION,
 ) -> EpisodeRecord:
-    """Encode a single flattened episode."""
-    data = codec.encode(flat, compression=compression)
-    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), text)
+    """Encode a single flattened episode in a version of the payload format."""
+    data = codec.encode(flat, compression=compression, version=version)
+    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data, version), text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:

@@ -46,9 +46,15 @@ from replaydb.database.tables.column_types import (
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 
-#: Every revision in `migrations/`, the newest last. Opening a store compares with the last one, and
-#: so does not need alembic.
-REVISIONS = tuple(f"{number:04}" for number in range(1, 12))
+#: Every revision in `migrations/`, the newest last, with the first release that has it. Opening a
+#: store compares with the last one, and so does not need alembic.
+RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 13)}
+REVISIONS = tuple(RELEASES)
+#: Revisions that a client must know to use the tables. All others are additive: see
+#: `docs/migrations.md`.
+BREAKING = frozenset({"0012"})
+#: Payload formats, and for each the revision whose clients are the first to read it.
+FORMATS = {1: "0001"}
 
 metadata = MetaData(
     naming_convention={
@@ -286,6 +292,19 @@ episode = Table(
     Column("finish_reason", Text),
     Column("metadata", GeneratedJson, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# What a client must support to use this store: one row.
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=False),
+    # The oldest release that can use the store. It follows from the revision and `write_format`;
+    # releases that do not know the revision read it here.
+    Column("min_client", Name, nullable=False),
+    # The format of new payloads. No stored payload has a later one.
+    Column("write_format", SmallInteger, nullable=False),
+    CheckConstraint("id = 1", name="id"),
 )
 
 # The payload store, if payloads are outside the database: one row, or none.
