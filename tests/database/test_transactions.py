@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from unittest.mock import Mock, call
 
 import pytest
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, insert, make_url, select, text, update
 
 import replaydb as rdb
 from replaydb import Store
@@ -47,6 +50,32 @@ async def test_races_that_are_always_lost_are_an_error(
         raise LostRaceError(f"race {next(races)}")
 
     with pytest.raises(rdb.DatabaseError, match=rf"lost {ATTEMPTS} races .*\(race 8\).* repeated"):
+        await store._database.write(work)
+
+
+async def test_callers_can_withdraw_after_each_attempt_that_stored_nothing(store: Store) -> None:
+    gate = Mock(answer_by=asyncio.get_running_loop().time() + 60)
+    attempts = iter((LostRaceError("first"), LostRaceError("second"), None))
+
+    def work(_: Session) -> None:
+        if error := next(attempts):
+            raise error
+
+    await store._database.write(work, gate=gate)
+    assert gate.method_calls == [call.open(), call.open(), call.close()]
+
+
+async def test_a_write_on_sqlite_excludes_others_from_its_beginning(sqlite_url: str) -> None:
+    """Otherwise it could read what another one changes before it writes."""
+
+    def work(_: Session) -> None:
+        with closing(sqlite3.connect(str(make_url(sqlite_url).database), timeout=0)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT * FROM buffer")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("DELETE FROM buffer")
+
+    async with Store.open(sqlite_url) as store:
         await store._database.write(work)
 
 

@@ -97,6 +97,7 @@ _SUITES = {
     "database/tables/schema": _suite("database/migrations/test_schema.py", _CALLS),
     "database/runtime/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
     "database/runtime/writes": _suite("database/test_writes.py", _CALLS, BOTH),
+    "database/urls": _suite("database/engines/test_urls.py", engine=BOTH),
     "database/tables/views": _suite("analysis", "database/migrations/test_schema.py"),
     "database/runtime/": _suite(_ENGINES, engine=BOTH),
     "database/postgresql/": _suite(

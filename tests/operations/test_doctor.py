@@ -151,7 +151,10 @@ async def test_a_log_that_grows_during_a_long_read(
 
 async def test_a_full_disk(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_checkup, "LEAST_FREE", 1 << 62)
-    assert wrong(await examine(sqlite_url))["disk"].level == "bad"
+    found = wrong(await examine(sqlite_url))["disk"]
+    assert found.level == "bad"
+    shown = float(found.text.partition(" MB are free")[0].replace(",", ""))
+    assert shown == pytest.approx(shutil.disk_usage("/").free / 1e6, rel=0.5)
 
 
 def test_a_read_only_file(sqlite_url: str) -> None:

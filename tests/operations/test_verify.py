@@ -323,6 +323,12 @@ DERIVED: list[Any] = [
     ("staleness", update(task).values(max_staleness=99)),
     ("columns", update(episode_group).where(FREE).values(reward_mean=9.0, reward_std=0.25)),
     ("columns", update(episode_group).where(FREE).values(comparable_version=1)),
+    (  # the staleness agrees with the wrong version, and so is wrong when that is right
+        "columns",
+        update(episode_group)
+        .where(FREE, episode_group.c.buffer_id == buffer.c.id)
+        .values(comparable_version=1, staleness=buffer.c.policy_version - 1),
+    ),
     ("columns", update(episode_group).where(FREE).values(min_policy_version=2)),
     ("columns", update(episode_group).where(FREE).values(weight=0.5, reward_max=None)),
 ]
