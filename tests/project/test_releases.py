@@ -15,6 +15,7 @@ import yaml
 
 import moved
 from lowest.__main__ import lowest_versions
+from untagged import missing
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -134,6 +135,36 @@ def test_notes_are_the_section_of_the_changelog() -> None:
 def test_nothing_is_released_without_a_dated_section_of_the_changelog() -> None:
     refused = make("release", "99.0.0")
     assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_what_is_missing_to_tag_is_named(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True)  # noqa: S607
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+
+    write("pyproject.toml", '[project]\nversion = "1.2.0"\n')
+    write("CHANGELOG.md", "## [1.2.0] - Unreleased\n## [1.1.0] - 2026-01-02\n")
+    write("CITATION.cff", "version: 1.2.0\n")
+    git("init", "--quiet")
+    assert missing(tmp_path) == [
+        "CHANGELOG.md: the section [1.2.0] has no date",
+        "CITATION.cff: no date-released",
+        "pyproject.toml: no Documentation, Issues, Repository in [project.urls]",
+        "git: 3 files have changes that are not committed",
+    ]
+    names = ("Documentation", "Issues", "Repository")
+    urls = "".join(f"{name} = 'https://example.org'\n" for name in names)
+    write("pyproject.toml", f'[project]\nversion = "1.2.0"\n[project.urls]\n{urls}')
+    write("CHANGELOG.md", "## [1.2.0] - 2026-02-03\n")
+    write("CITATION.cff", "version: 1.2.0\ndate-released: 2026-02-03\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "release")
+    assert missing(tmp_path) == []
+    git("tag", "v1.2.0")
+    assert missing(tmp_path) == ["git: the tag v1.2.0 exists already"]
 
 
 def test_the_citation_has_the_version() -> None:
