@@ -11,11 +11,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database import migrations
 from replaydb.database.postgresql import checkup as postgresql_checkup
+from replaydb.database.runtime.revisions import version_table
 from replaydb.database.sqlite import checkup as sqlite_checkup
 from replaydb.database.sqlite import location
 from replaydb.operations import Finding, examine
@@ -147,6 +149,15 @@ async def test_a_log_that_grows_during_a_long_read(
             await buffer.put([long_group(f"{i}-{j}", 30_000) for j in range(2)])
         assert wrong(await examine(sqlite_url))["log"].level == "warning"
         reader.close()
+
+
+async def test_tables_with_later_additions(own_url: str) -> None:
+    async with transaction(own_url) as connection:
+        await connection.execute(update(version_table).values(version_num="9999"))
+    found = wrong(await examine(own_url))
+    assert found.keys() - FAST == {"tables"}
+    assert found["tables"].level == "warning"
+    assert "9999 of a newer replaydb" in found["tables"].text
 
 
 async def test_a_full_disk(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

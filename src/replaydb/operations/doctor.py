@@ -15,6 +15,7 @@ from replaydb.database.runtime.transactions import Database, end_in
 from replaydb.database.tables.schema import REVISIONS
 from replaydb.domain.results import Finding
 from replaydb.errors import (
+    ClientTooOldError,
     DatabaseError,
     NotSupportedError,
     PayloadsUnavailableError,
@@ -95,6 +96,10 @@ async def _tables(backend: Backend) -> list[Finding]:
     except SchemaError as error:
         fix = "make a backup, then follow the message"
         return [Finding("bad", "tables", str(error), fix)]
+    try:
+        differences = await migrations.check(backend)
+    except ClientTooOldError as error:  # but not too old to use them
+        return [Finding("warning", "tables", str(error), "run this with the newer replaydb")]
     found = [
         Finding(
             "bad",
@@ -104,7 +109,7 @@ async def _tables(backend: Backend) -> list[Finding]:
             if difference.startswith(migrations.MISSING_INDEX)
             else "restore it by hand as in migrations/, or `replaydb copy` into a new database",
         )
-        for difference in await migrations.check(backend)
+        for difference in differences
     ]
     return found or [
         Finding("good", "tables", f"revision {REVISIONS[-1]}, with all columns, keys and indexes")

@@ -187,6 +187,17 @@ async def test_an_open_client_that_becomes_too_old_is_told(url: str) -> None:
         await lease.nack()
 
 
+@pytest.mark.parametrize("damage", [7, 0])
+async def test_a_damaged_format_is_not_written(own_url: str, damage: int) -> None:
+    async with rdb.Store.open(own_url) as store:
+        math = await store.buffer("math")
+        async with transaction(own_url) as connection:
+            await connection.execute(update(compatibility).values(write_format=damage))
+        with pytest.raises(rdb.SchemaError, match=r"compatibility\.write_format: expected one of"):
+            await math.put(group())
+        assert await formats(own_url) == []
+
+
 async def test_a_payload_of_a_later_format_is_not_damaged(own_url: str) -> None:
     later = bytes(framing.write({}, 2))
     async with rdb.Store.open(own_url) as store:

@@ -25,7 +25,6 @@ from replaydb.database.tables.schema import FORMATS, buffer, episode_group, run,
 from replaydb.domain.results import BufferInfo, RunInfo
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import UnknownBufferError
-from replaydb.util import release
 
 
 @dataclass(slots=True)
@@ -76,9 +75,9 @@ class BufferRow:
 
         Raises:
             ClientTooOldError: The store has come to need a newer replaydb.
+            SchemaError: What it needs is damaged.
         """
-        if not revisions.is_new_enough(release.VERSION, row.min_client):
-            raise revisions.too_old(row.min_client)
+        revisions.check_usable(row.min_client, row.write_format)
         return cls(
             row.id,
             row.name,

@@ -143,6 +143,22 @@ def is_new_enough(version: str, min_client: str | None) -> bool:
     return min_client is None or release.numbers(version) >= release.numbers(min_client)
 
 
+def check_usable(min_client: str | None, write_format: int | None) -> None:
+    """Check the row of `compatibility`, whose values are None if it is missing.
+
+    Raises:
+        ClientTooOldError: The store needs a newer replaydb.
+        SchemaError: This version does not know the format, so the row is damaged.
+    """
+    if not is_new_enough(release.VERSION, min_client):
+        raise too_old(min_client)
+    if write_format not in FORMATS and write_format is not None:
+        raise SchemaError(
+            f"compatibility.write_format: expected one of {sorted(FORMATS)}, got {write_format!r}: "
+            "the row is damaged"
+        )
+
+
 def too_old(min_client: str | None, revision: str | None = None) -> ClientTooOldError:
     """Return the error of a client that is older than the store requires."""
     return ClientTooOldError(
