@@ -15,13 +15,14 @@ from sqlalchemy import URL
 
 from replaydb.buffer.buffer import Buffer
 from replaydb.buffer.tracing import traced
-from replaydb.database import copying, migrations
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import FRESH_SECONDS
 from replaydb.database.repository.run_totals import run_stats
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.protocol import Durability
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import (
@@ -214,7 +215,7 @@ class Store:
         fresh = BufferSettings().updated(wanted)  # raises before anything is written
 
         def find(session: Session) -> BufferRow | None:
-            copying.check_no_copy(session)
+            revisions.check_still_usable(session)
             return buffers.find(session, name)
 
         def make(session: Session) -> BufferRow | None:
@@ -408,7 +409,7 @@ class Store:
 
             def work(session: Session) -> RunRow:
                 self._database.backend.schema.share(session)
-                copying.check_no_copy(session)
+                revisions.check_still_usable(session)
                 return buffers.find_or_add_run(
                     session,
                     self._run_name,

@@ -92,16 +92,5 @@ def check_copy(backend: Backend, session: Session, mark: str) -> None:
         raise SchemaError(f"{backend.shown}: {what}", revision, mark)
 
 
-def check_no_copy(session: Session) -> None:
-    """Check that no copy into the database has begun since it was opened.
-
-    Raises:
-        SchemaError: A copy has begun.
-    """
-    revision = revisions.revision_in(session)
-    if revisions.is_copy(revision):
-        raise revisions.unfinished_copy(revision)
-
-
 def _set_revision(revision: str) -> Update:
     return update(revisions.version_table).values(version_num=revision)

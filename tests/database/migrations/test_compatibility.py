@@ -27,7 +27,9 @@ from replaydb.database.tables.schema import (
     compatibility,
     episode_group,
     payload,
+    run,
 )
+from replaydb.database.tables.schema import lease as leases
 from replaydb.util import release
 from support.connections import transaction
 from support.engines import both_engines
@@ -157,17 +159,27 @@ async def test_what_was_encoded_before_a_downgrade_is_not_stored(own_url: str, a
 
 
 async def test_an_open_client_that_becomes_too_old_is_told(url: str) -> None:
-    async with rdb.Store.open(url, run="a") as store:
+    tables = (episode_group, leases, run)
+
+    async def stored() -> list[Any]:
+        async with transaction(url) as connection:
+            return [(await connection.execute(select(one))).all() for one in tables]
+
+    async with rdb.Store.open(url, run="a") as store, rdb.Store.open(url) as unused:
         math = await store.buffer("math")
+        first = await unused.buffer("math")
         await math.put(groups(3))
         lease = await math.lease(1, ttl=60)
+        before = await stored()
         async with transaction(url) as connection:
-            before = (await connection.execute(select(episode_group))).all()
             await connection.execute(update(compatibility).values(min_client=LATER))
         calls = {
             "put": math.put(group("more")),
             "sample": math.sample(1),
             "lease": math.lease(1, ttl=60),
+            "first put, which stores the run": first.put(group("first")),
+            "extend": lease.extend(),
+            "open_lease": math.open_lease(lease.id, ttl=90).__aenter__(),
             "ack": lease.ack(),
             "stats": math.stats(),
             "advance": math.advance_policy(1),
@@ -181,8 +193,8 @@ async def test_an_open_client_that_becomes_too_old_is_told(url: str) -> None:
         for name, error in zip(calls, found, strict=True):
             assert isinstance(error, rdb.ClientTooOldError), name
             assert str(error).startswith(message), name
+        assert await stored() == before
         async with transaction(url) as connection:
-            assert (await connection.execute(select(episode_group))).all() == before
             await connection.execute(update(compatibility).values(min_client="0.1.0"))
         await lease.nack()
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import ColumnElement, Delete, Select, Update, delete, func, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.draw_request import Contents, Drawn
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS
@@ -21,7 +23,15 @@ from replaydb.database.statements.insertion import insert_into, insert_one_into
 from replaydb.database.statements.lease import select_expired, select_leased
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, of_tasks, selection
 from replaydb.database.tables.records import STATUSES
-from replaydb.database.tables.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
+from replaydb.database.tables.schema import (
+    IS_LEASED,
+    compatibility,
+    draw,
+    draw_group,
+    episode_group,
+    group,
+    lease,
+)
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import AckReport, DrawOutcome, LeaseInfo, has_expired
 from replaydb.errors import LeaseExpiredError
@@ -121,10 +131,13 @@ def extend(session: Session, buffer_id: int, lease_id: int, now: datetime, ttl: 
 
     Raises:
         LeaseExpiredError: It is over.
+        ClientTooOldError: The store has come to need a newer replaydb.
     """
     end = now + timedelta(seconds=ttl)
-    if session.run(extend_lease(buffer_id, lease_id, now, end)) == 0:
+    rows: Any = session.run(extend_lease(buffer_id, lease_id, now, end))
+    if not rows:
         raise LeaseExpiredError(lease_id)
+    revisions.check_usable(rows[0].min_client)
 
 
 def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> tuple[AckReport, bool]:
@@ -378,10 +391,14 @@ def select_leases(
 
 
 @prepared
-def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
-    """Extend a lease that has not expired."""
+def extend_lease(
+    of_buffer: Any, lease_id: Any, now: Any, end: Any
+) -> ReturningUpdate[*tuple[Any, ...]]:
+    """Extend a lease that has not expired. Return what the store requires of clients."""
     mine = (lease.c.id == lease_id, lease.c.buffer_id == of_buffer)
-    return update(lease).where(*mine, ~has_expired(lease.c, now)).values(expires_at=end)
+    needed = select(compatibility.c.min_client).scalar_subquery().label("min_client")
+    extended = update(lease).where(*mine, ~has_expired(lease.c, now)).values(expires_at=end)
+    return extended.returning(needed)
 
 
 @prepared

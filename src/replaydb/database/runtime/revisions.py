@@ -137,13 +137,25 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
     return SchemaOutOfDateError(f"{what}; {how}", found.revision, newest)
 
 
+def check_still_usable(session: Session) -> None:
+    """Check what may have changed since the database was opened.
+
+    Raises:
+        SchemaError: A copy into it has begun, or it has come to need a newer replaydb.
+    """
+    for row in session.run(_select_found):
+        if is_copy(row.version_num):
+            raise unfinished_copy(row.version_num)
+        check_usable(row.min_client)
+
+
 @cache
 def is_new_enough(version: str, min_client: str | None) -> bool:
     """Whether a version may use a store that requires this release, or does not say which."""
     return min_client is None or release.numbers(version) >= release.numbers(min_client)
 
 
-def check_usable(min_client: str | None, write_format: int | None) -> None:
+def check_usable(min_client: str | None, write_format: int | None = None) -> None:
     """Check the row of `compatibility`, whose values are None if it is missing.
 
     Raises:
