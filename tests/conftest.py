@@ -55,6 +55,7 @@ LONG_PATHS = (
     "buffer/test_stress.py",
     "cli",
     "codec/test_corruption.py",
+    "compatibility",
     "database/engines",
     "database/migrations",
     "database/repository/test_plans.py",
