@@ -81,7 +81,7 @@ _SUITES = {
     "buffer/drawing": _suite(f"buffer/sampling {_WAITS} {_LOST}", _CALLS),
     "buffer/leas": _suite(f"buffer/leasing {_LOST}", _CALLS),
     "buffer/loader": _suite("buffer/test_loader.py"),
-    "buffer/inspecting": _suite("buffer/inspecting", _CALLS),
+    "buffer/inspecting": _suite("buffer/inspecting packs/test_cache.py", _CALLS),
     "buffer/managing": _suite("buffer/managing", _CALLS),
     "database/": _suite("database/test_statements.py database/test_filters.py", _CALLS),
     "database/copying": _suite("operations/test_copy.py"),
@@ -105,6 +105,7 @@ _SUITES = {
         _ENGINES,
         POSTGRESQL,
     ),
+    "database/postgresql/administration": _suite("operations", engine=POSTGRESQL),
     "database/postgresql/checkup": _suite("operations", engine=POSTGRESQL),
     "database/postgresql/commits": _suite(
         "database/test_lost_answers.py database/test_failover.py", _ENGINES, POSTGRESQL
