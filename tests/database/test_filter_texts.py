@@ -53,6 +53,8 @@ SAME: dict[str, Any] = {
     'tags["level"] is None': tags["level"].is_(None),
     'coalesce(tags["level"], "") != "hard"': sa.func.coalesce(tags["level"], "") != "hard",
     'prompt_uid.startswith("p")': col.prompt_uid.startswith("p"),
+    'prompt_uid.endswith("1")': col.prompt_uid.endswith("1"),
+    'task_name.icontains("C")': col.task_name.icontains("C"),
     'upper(prompt_uid).like("P_")': sa.func.upper(col.prompt_uid).like("P_"),
     "reward_mean.between(0.25, 0.5)": col.reward_mean.between(0.25, 0.5),
     'created_at < "2999-01-01"': col.created_at < LATER,
