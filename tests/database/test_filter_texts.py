@@ -54,7 +54,7 @@ SAME: dict[str, Any] = {
     'coalesce(tags["level"], "") != "hard"': sa.func.coalesce(tags["level"], "") != "hard",
     'prompt_uid.startswith("p")': col.prompt_uid.startswith("p"),
     'prompt_uid.endswith("1")': col.prompt_uid.endswith("1"),
-    'task_name.icontains("C")': col.task_name.icontains("C"),
+    'prompt_uid.icontains("P2")': col.prompt_uid.icontains("P2"),
     'upper(prompt_uid).like("P_")': sa.func.upper(col.prompt_uid).like("P_"),
     "reward_mean.between(0.25, 0.5)": col.reward_mean.between(0.25, 0.5),
     'created_at < "2999-01-01"': col.created_at < LATER,
