@@ -71,7 +71,8 @@ class Process:
     async def ended(self) -> Outcome:
         """Close stdin; wait for the end of the process."""
         self._writer.write_eof()
-        *lines, last = (await self._reader.read()).decode().splitlines()
+        async with asyncio.timeout(300):
+            *lines, last = (await self._reader.read()).decode().splitlines()
         return Outcome(json.loads(last)["exit"], "\n".join(lines))
 
 

@@ -200,6 +200,7 @@ async def test_a_payload_format(
             assert await new.ask(" ".join(more)) == dict.fromkeys(more)
 
 
+@postgresql_nightly
 async def test_a_downgrade_that_would_leave_payloads_unreadable(
     old_url: str, previous: Client, additive: Client
 ) -> None:
