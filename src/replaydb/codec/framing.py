@@ -27,6 +27,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # read as the header length of a blob, it is 
 #: Real token arrays compress to a half or a tenth; only a decompression bomb claims more.
 FREE_EXPANSION_BYTES = 2**26
 MAX_EXPANSION_RATIO = 100
+MAX_DIMENSIONS = 64  # of numpy
 
 _CODES = {name: code for code, name in (NUMPY_CODES | TORCH_CODES).items()}
 _BITS = {code: np.dtype(name).newbyteorder("<") for code, name in NUMPY_CODES.items()}
@@ -153,6 +154,9 @@ def _tensor(data: memoryview, start: int, spec: Any, begin: int) -> tuple[str, N
     code, shape = spec["dtype"], spec["shape"]
     first, last = spec["data_offsets"]
     dtype = _BITS[code]
+    # A product with text is the repeated text, and one of many large numbers takes long.
+    if len(shape) > MAX_DIMENSIONS or any([type(length) is not int for length in shape]):
+        raise ValueError(f"a shape of other values than at most {MAX_DIMENSIONS} integers")
     if first != begin or last - first != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{code} {shape} cannot lie at {first}..{last}, after {begin}")
     array: NDArray[Any] = np.ndarray(shape, dtype, data, start + first)

@@ -15,7 +15,6 @@ Tensors of a payload with E episodes, T tokens and N turns. Those in brackets ar
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable
@@ -30,9 +29,11 @@ from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain import checks
 from replaydb.domain.episodes import CORE_FIELDS
-from replaydb.domain.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.domain.episodes.arrays import TORCH_CODES, Array, from_bits, to_float32
+from replaydb.domain.episodes.building import TOKEN_REWARDS
 from replaydb.domain.episodes.context import GroupContext, to_prompt
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
+from replaydb.domain.episodes.turns import total_reward
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.util import escapes
 
@@ -84,10 +85,10 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
     view = memoryview(data).toreadonly()
     if checksum is not None and (wrong := mismatch(view, checksum)):
         corrupt(wrong)
-    reader = _Reader(framing.read(framing.decompress(view), VERSION))
+    tensors = framing.read(framing.decompress(view), VERSION)
     try:
-        return reader.episodes()
-    except InvalidInputError as error:
+        return _Reader(tensors).episodes()
+    except (InvalidInputError, RecursionError) as error:
         raise CorruptPayloadError(str(error)) from error
 
 
@@ -213,8 +214,10 @@ class _Reader:
         if self._tensors or self._json:
             corrupt(f"unknown sections {[*self._tensors, *self._json]}")
         _check_rows(flat, flat)
-        if any(map(math.isinf, flat.advantages.tolist())):
-            corrupt("an advantage is infinite")
+        if _is_beyond_float32(flat.advantages):
+            corrupt("an advantage is beyond float32")
+        if flat.logprobs is not None and np.isinf(flat.logprobs).any():
+            corrupt("a logprob is infinite")
         if flat.turns is not None:
             _check_turns(flat, flat.turns)
         return flat
@@ -285,6 +288,8 @@ class _Reader:
                 length = lengths[int(position)] if kind == "token" else None
             if length is not None and array.shape[:1] != (length,):
                 corrupt(f"{section} is {list(array.shape)}, not [{length}, ...]")
+            if kind == "token" and name == TOKEN_REWARDS and code == "F64":
+                to_float32(section, array.reshape(-1))
             target[checks.name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
         if any(found.values()):
             _check_names(found)
@@ -322,8 +327,8 @@ def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | None):
         corrupt(f"{value!r} are not names of token extras")
     names = tuple(checks.name("token_extras", name) for name in value or ())
-    if len(set(names)) != len(names):
-        corrupt(f"duplicate token extras {names} of one turn")
+    if len(set(names)) != len(names) or TOKEN_REWARDS in names:
+        corrupt(f"duplicate or reserved token extras {names} of one turn")
     return names
 
 
@@ -335,14 +340,18 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     versions = rows.versions.tolist()
     if any([not checks.INT32[0] <= n <= checks.INT32[1] and n != NO_VERSION for n in versions]):
         corrupt(f"policy versions {versions} are not 32-bit")
-    if any(map(math.isinf, rows.rewards.tolist())):
-        corrupt("a reward is infinite")
+    if _is_beyond_float32(rows.rewards):
+        corrupt("a reward is beyond float32")
     if flat.logprobs is None and rows.has_logprobs.any():
         corrupt("logprobs are declared but missing")
     if True in rows.has_token_versions.tolist() and (
         flat.token_versions is None or not rows.lengths[rows.has_token_versions].all()
     ):
         corrupt("versions per token are declared but missing")
+
+
+def _is_beyond_float32(numbers: NDArray[np.float64]) -> bool:
+    return any([abs(number) > checks.FLOAT32_MAX for number in numbers.tolist()])
 
 
 def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
@@ -355,13 +364,36 @@ def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
         end = begin + max(count, 0)
         if count < 0 or (count and sum(lengths[begin:end]) != size):
             corrupt(f"turns of {lengths[begin:end]} in an episode of {size} tokens")
+        own = {*flat.token_extras, *flat.each_token_extras.get(i, ())}
         named = set[str]().union(*turns.token_extras[begin:end])
-        if not named <= flat.token_extras.keys() | flat.each_token_extras.get(i, {}):
+        if not named <= own:
             corrupt(f"token extras {sorted(named)} of turns, which their episode does not have")
+        taken = TOKEN_REWARDS in {*own, *flat.extras, *flat.each_extras.get(i, ())}
+        if taken and not np.isnan(turns.rewards[begin:end]).all():
+            corrupt(f"rewards of turns, and an extra {TOKEN_REWARDS} in their episode")
         begin = end
     if begin != len(lengths):
         corrupt(f"{begin} turns counted, {len(lengths)} described")
-    if turns.token_rewards is not None and not np.isfinite(turns.token_rewards).all():
+    if (turns.has_logprobs > np.repeat(flat.has_logprobs, turns.counts)).any():
+        corrupt("logprobs of turns, which their episode does not have")
+    sizes = turns.lengths - turns.prompt_lengths  # of responses
+    if not sizes[turns.has_token_versions].all():
+        corrupt("a turn without a response has versions per token")
+    if turns.token_rewards is not None:
+        _check_token_rewards(flat, turns, turns.token_rewards, sizes.tolist())
+
+
+def _check_token_rewards(
+    flat: FlatEpisodes, turns: FlatTurns, rewards: NDArray[np.float32], sizes: list[int]
+) -> None:
+    """Check that the reward of a turn is the sum of those of its tokens."""
+    if not np.isfinite(rewards).all():
         corrupt("a reward of a token is not finite")
     if np.isnan(turns.rewards[turns.has_token_rewards]).any():
         corrupt("a turn has token rewards but no reward")
+    # Episodes without turns have tokens between those of turns.
+    skipped = np.where(turns.counts > 0, 0, flat.lengths).cumsum()
+    ends = turns.lengths.cumsum() + np.repeat(skipped, turns.counts)
+    for turn in np.flatnonzero(turns.has_token_rewards).tolist():
+        end = int(ends[turn])
+        total_reward(rewards[end - sizes[turn] : end], float(turns.rewards[turn]))

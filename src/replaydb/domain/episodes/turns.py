@@ -89,7 +89,7 @@ class Turn:
         total = checks.optional(checks.reward, "reward", reward)
         if token_rewards is not None:
             token_rewards = spread("token_rewards", _rewards(token_rewards), size)
-            total = _total(token_rewards, total)
+            total = total_reward(token_rewards, total)
         extras = named_arrays("token_extras", token_extras, _FIELDS)
         set_fields(
             self,
@@ -127,7 +127,7 @@ def _rewards(value: ArrayLike) -> NDArray[np.float32]:
     return rewards
 
 
-def _total(rewards: NDArray[np.float32], given: float | None) -> float:
+def total_reward(rewards: NDArray[np.float32], given: float | None) -> float:
     """Return the sum of token rewards, or the given reward if it equals the sum up to rounding.
 
     Raises:
