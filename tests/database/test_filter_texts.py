@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import Buffer, EpisodeGroup, InvalidInputError, col
+from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import COLUMNS
 from replaydb.database.filters.parsing import MAX_CHARACTERS, parsed
 from support.engines import both_engines
@@ -57,6 +58,15 @@ SAME: dict[str, Any] = {
     'prompt_uid.icontains("P2")': col.prompt_uid.icontains("P2"),
     'upper(prompt_uid).like("P_")': sa.func.upper(col.prompt_uid).like("P_"),
     "reward_mean.between(0.25, 0.5)": col.reward_mean.between(0.25, 0.5),
+    # Conditions as operands.
+    "(id in [1, 2]) == has_transcript": (col.id == 2)
+    | (col.id > 2) & col.has_transcript.is_(False),
+    "has_transcript == (id not in [1, 2])": (col.id == 1)
+    | (col.id > 2) & col.has_transcript.is_(True),
+    "(not id in [1, 2]).is_not(None) and id < 3": col.id < 3,
+    "prompt_uid.not_in(['p1']).is_(None)": col.prompt_uid.is_(None),
+    "(not prompt_uid.like('p_')) is None": col.prompt_uid.is_(None),
+    "(id > 4).in_([True, True])": col.id > 4,
     'created_at < "2999-01-01"': col.created_at < LATER,
     'created_at >= "2998-12-31T23:00-01:00"': col.created_at >= LATER,
 }
@@ -84,6 +94,25 @@ async def test_a_parsed_filter_finds_the_same_groups(buffer: Buffer) -> None:
     assert [text for text, size in sizes.items() if not size] == [
         'created_at >= "2998-12-31T23:00-01:00"'
     ]
+
+
+@both_engines
+async def test_staleness_is_compared_with_columns(buffer: Buffer) -> None:
+    """Also if another group has another value in them."""
+    for version in range(4):
+        await buffer.put(EpisodeGroup("gsm8k", [episode(version=version)] * (4 - version)))
+    await buffer.advance_policy(4)
+    stale = parsed("staleness >= num_episodes and num_episodes >= staleness").where
+    assert [one.num_episodes for one in await buffer.find(where=stale)] == [4, 3, 2, 1]
+    more = [one.num_episodes for one in await buffer.find(where=parsed("staleness > id + 1").where)]
+    assert more == [4]
+
+
+def test_nested_lists_do_not_grow_exponentially() -> None:
+    text = "has_transcript"
+    for _ in range(6):
+        text = f"({text}).in_([{', '.join(['True'] * 9)}])"
+    assert len(str(compiling.checked(parsed(text).where))) < 2 * len(text)
 
 
 @pytest.mark.parametrize(

@@ -278,18 +278,19 @@ def _compared(operator: Operator, left: Part, right: Part) -> ColumnElement[bool
     stored column is added, which can use the index.
     """
     condition = compared(operator, left, right).sql
-    if left is _STALENESS and isinstance(right, Term) and right.kind == "integer":
-        if operator in (operators.lt, operators.le, operators.eq):
-            condition &= episode_group.c.staleness <= _or_any(right, checks.INT64[1])
-        if operator in (operators.gt, operators.ge, operators.eq):
-            condition &= episode_group.c.staleness >= _or_any(right, checks.INT64[0])
+    match right:
+        case Term(BindParameter() as constant, "integer") if left is _STALENESS:
+            if operator in (operators.lt, operators.le, operators.eq):
+                condition &= episode_group.c.staleness <= _or_any(constant, checks.INT64[1])
+            if operator in (operators.gt, operators.ge, operators.eq):
+                condition &= episode_group.c.staleness >= _or_any(constant, checks.INT64[0])
     return condition
 
 
-def _or_any(value: Term, bound: int) -> ColumnElement[int]:
+def _or_any(value: BindParameter[int], bound: int) -> ColumnElement[int]:
     """Return a constant, or while stored staleness is outdated, `bound`, which all rows meet."""
     behind = select(task.c.id).where(task.c.aged_to.is_not(None)).correlate(None).exists()
-    return select(case((behind, bound), else_=value.sql)).correlate(None).scalar_subquery()
+    return select(case((behind, bound), else_=value)).correlate(None).scalar_subquery()
 
 
 #: Parsers of the nodes of a filter, by exact type: an instance of a subclass may compile to

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 from sqlalchemy import (
     BigInteger,
     BindParameter,
+    Column,
     ColumnElement,
     Double,
     Text,
@@ -31,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import False_, True_
+from sqlalchemy.sql.elements import False_, Grouping, True_
 from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
@@ -148,6 +149,9 @@ def as_kind(part: Part, kind: Kind) -> Term:
             return Term(cast(sql, Double()), "number")
         case Term() if part.kind != kind:
             refused(f"a {kind}", f"a {part.kind}: {shown(part.sql)}")
+        case Term(sql, "boolean") if not isinstance(sql, Column | True_ | False_):
+            # The engines differ in which operators bind tighter, and SQLAlchemy's NOT does.
+            return Term(Grouping(sql), kind)
     return part
 
 
@@ -193,7 +197,7 @@ def is_missing(part: Part) -> Term:
     """Return whether a part has no value. A tag that is JSON's null has none."""
     if isinstance(part, Tag):
         return Term(json_kind(episode_group.c.tags, part.path).is_(None), "boolean")
-    return Term(null() if part is None else part.sql.is_(None), "boolean")
+    return Term(null() if part is None else as_kind(part, part.kind).sql.is_(None), "boolean")
 
 
 def one_of(part: Part, values: Sequence[Part]) -> Term:
@@ -338,7 +342,7 @@ def _listed(part: Part, terms: Sequence[Term], kind: Kind) -> ColumnElement[bool
     sql = as_kind(part, kind).sql
     constants = [as_kind(term, kind).sql for term in terms]
     if kind == "boolean":
-        return or_(*(sql == value for value in constants))
+        return sql.in_(constants)  # not `sql == a or sql == b`: nested, that grows exponentially
     values = [constant.value for constant in constants]
     if kind == "time":
         refused("text or numbers in in_()", "times")
