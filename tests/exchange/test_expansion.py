@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,13 @@ def test_pages_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content[:begin] + damage + content[begin + 1 :])
         with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file with rows"):
             list(rows_of(path, "some.parquet"))
+
+
+def test_a_repeated_part_of_a_page_header_adds_to_the_first() -> None:
+    """As Arrow reads it: the number of values may be in the first, and all else in the second."""
+    first, second = b"\x15" + varint(10**6) + b"\0", b"\x25" + varint(3) + b"\0"
+    header = b"\x5c" + first + b"\x0c" + varint(5) + second + b"\0"
+    assert parquet._struct(BytesIO(header)) == {5: {1: 10**6, 2: 3}}
 
 
 def test_a_line_that_no_import_reads_is_not_written(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replaydb import EpisodeGroup, codec
+from replaydb import Episode, EpisodeGroup, Turn, codec
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.domain.episodes.flat import flatten
@@ -85,8 +85,6 @@ def test_floats_round_trip_to_the_bit(tmp_path: Path, kind: Format) -> None:
     odd = [0x7FC00001, 0x7F800001, 0x7FC00000, 0xFFC00000, 0x7F800000, 0xFF800000, 0x80000000, 1]
     numbers = np.array(odd, np.uint32).view(np.float32)
     logprobs = np.where(np.isinf(numbers), np.float32(-0.5), numbers)  # which are not infinite
-    from replaydb import Episode
-
     # The column of that name is float32.
     extras = {"token_rewards": np.full(8, 0.1), "values": numbers}
     given = EpisodeGroup(
@@ -100,6 +98,14 @@ def test_floats_round_trip_to_the_bit(tmp_path: Path, kind: Format) -> None:
     [found] = groups_in(rows_of(tmp_path / "file", name), name)
     assert encoded(found.group) == encoded(given)
     assert found.group.texts == given.texts
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_reward_that_token_rewards_only_round_to_is_kept(tmp_path: Path, kind: Format) -> None:
+    turn = Turn(prompt_ids=[1], response_ids=[2, 3], token_rewards=[0.1, 0.2], reward=0.3)
+    name = written(tmp_path / "file", kind, [EpisodeGroup("math", [Episode(turns=[turn])])])
+    [found] = groups_in(rows_of(tmp_path / "file", name), name)
+    assert found.group.episodes[0].turns == (turn,)
 
 
 def test_parquet_is_compressed_and_typed(tmp_path: Path) -> None:

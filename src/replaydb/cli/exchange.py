@@ -165,30 +165,26 @@ def _rows(files: Sequence[Path]) -> Iterator[Any]:
 
 
 def _lines(file: Path) -> Iterator[Any]:
-    from replaydb.exchange.formats import lines_of
+    from replaydb.exchange.formats import lines_of, reading
 
-    for where, line in lines_of(file, file.name):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError(where, "JSON", error) from error
-        if not isinstance(row, dict):
-            raise InvalidInputError(where, "a JSON object", row)
-        yield row
+    with reading(file.name, "a file with lines of JSON"):
+        for where, line in lines_of(file, file.name):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInputError(where, "JSON", error) from error
+            if not isinstance(row, dict):
+                raise InvalidInputError(where, "a JSON object", row)
+            yield row
 
 
 def _parquet(file: Path) -> Iterator[Any]:
-    from pyarrow import ArrowException
-
+    from replaydb.exchange.formats import reading
     from replaydb.exchange.parquet import batches_of
 
-    try:
+    with reading(file.name, "a Parquet file"):
         for batch in batches_of(file, file.name):
             yield from batch.to_pylist()
-    except InvalidInputError:
-        raise
-    except (ArrowException, ValueError, KeyError) as error:
-        raise InvalidInputError("source", "a Parquet file", f"{file.name}: {error}") from error
 
 
 _READERS = {".jsonl": _lines, ".parquet": _parquet}

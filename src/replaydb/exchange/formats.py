@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import math
 import os
@@ -149,7 +150,7 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
         InvalidInputError: The file is not valid.
         PayloadsUnavailableError: The file cannot be read.
     """
-    with _reading(name):
+    with reading(name):
         if name.endswith(".parquet"):
             yield from _parquet_rows(path, name, _COLUMNS)
         else:
@@ -157,18 +158,19 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str, expected: str = "a file with rows of episodes") -> Iterator[None]:
     """Raise errors that an invalid file causes as `InvalidInputError`, and no others."""
     try:
         yield
     except InvalidInputError:
         raise
     except _INVALID_FILE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # pyarrow sets none
+        # pyarrow sets no number, and an invalid file may have negative offsets.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise PayloadsUnavailableError(name, os.strerror(error.errno)) from error
         if isinstance(error, MemoryError):
             raise
-        raise InvalidInputError(name, "a file with rows of episodes", error) from error
+        raise InvalidInputError(name, expected, error) from error
 
 
 #: Columns that identify a group; `group_id` distinguishes groups that had the same uid.
@@ -183,7 +185,7 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
         InvalidInputError: The file is not valid.
         PayloadsUnavailableError: The file cannot be read.
     """
-    with _reading(name):
+    with reading(name):
         if name.endswith(".parquet"):
             rows = _parquet_rows(path, name, NAMES.names)
         else:

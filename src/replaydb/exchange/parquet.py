@@ -10,6 +10,7 @@ as dictionaries, and its size is checked before it is decoded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -101,6 +102,7 @@ def described_bytes(
     """
     total, left = 0, path.stat().st_size
     with path.open("rb") as file:
+        _check_footer(file, metadata)
         for i in range(metadata.num_row_groups):
             for leaf in range(metadata.num_columns) if leaves is None else leaves:
                 chunk = metadata.row_group(i).column(leaf)
@@ -111,6 +113,25 @@ def described_bytes(
                 if total > most:
                     return total
     return total
+
+
+def _check_footer(file: BinaryIO, metadata: Any) -> None:
+    """Check what would end the process when Arrow reads the metadata of a column.
+
+    Raises:
+        ValueError: A column is encrypted, or has size statistics for other levels than its own.
+    """
+    file.seek(-8, os.SEEK_END)
+    file.seek(-8 - int.from_bytes(file.read(4), "little"), os.SEEK_END)
+    for group in _struct(file)[4]:
+        for leaf, chunk in zip(_leaves(metadata.schema, None).values(), group[1], strict=True):
+            sizes = chunk[3].get(16, {})
+            levels = leaf.max_repetition_level, leaf.max_definition_level
+            if 8 in chunk or (1 in sizes and leaf.physical_type != "BYTE_ARRAY"):
+                raise ValueError(f"{leaf.path}, encrypted or with another size")
+            for field, level in zip((2, 3), levels, strict=True):
+                if len(sizes.get(field, ())) not in (0, level + 1):
+                    raise ValueError(f"size statistics of {leaf.path} for other levels")
 
 
 def _leaves(schema: Any, columns: Collection[str] | None) -> dict[int, Any]:
@@ -152,6 +173,8 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int) -> int:
         kind, expanded, stored = header[1], header[2], header[3]
         position = file.tell() + stored
         page = header[_PAGES[kind]] if kind in _PAGES else {}
+        if not isinstance(page, dict):
+            raise ValueError("a page header with a field of another type")
         count = page.get(1, 0)
         encoding = page.get(4 if kind == _DATA_V2 else 2)
         if min(stored, expanded, count) < 0:
@@ -172,33 +195,59 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int) -> int:
     return total
 
 
-def _struct(file: BinaryIO) -> dict[int, Any]:
-    """Parse a page header (Thrift compact protocol): integers and structs by field number.
+def _struct(file: BinaryIO, found: dict[int, Any] | None = None) -> dict[int, Any]:
+    """Parse a struct (Thrift compact protocol): 32-bit integers, structs and lists by field number.
 
-    Skips fields of other types, as the reader that allocates memory does.
+    Other values are skipped, as is a field of another type than the reader that allocates memory
+    expects; 64-bit integers are None. Like that reader, it adds a repeated struct to `found`.
     """
-    found: dict[int, Any] = {}
+    found = {} if found is None else found
     number = 0
     while head := _byte(file):
         number = number + (head >> 4) if head >> 4 else _signed(file)
         match head & 15:
             case 1 | 2:  # a bool; its value is in the type
                 pass
-            case 3:
-                _byte(file)
-            case 4 | 6:
-                _unsigned(file)
             case 5:
                 found[number] = _signed(file)
-            case 7:
-                file.seek(8, 1)
-            case 8:
-                file.seek(_unsigned(file), 1)
+            case 6:
+                _unsigned(file)
+                found.setdefault(number)
             case 12:
-                found[number] = _struct(file)
-            case other:
-                raise ValueError(f"a page header with a field of type {other}")
+                before = found.get(number)
+                found[number] = _struct(file, before if isinstance(before, dict) else None)
+            case 9:
+                found[number] = _list(file)
+            case kind:
+                _value(file, kind)
     return found
+
+
+def _list(file: BinaryIO) -> list[Any]:
+    head = _byte(file)
+    size = head >> 4 if head >> 4 < 15 else _unsigned(file)
+    return [_value(file, head & 15) for _ in range(size)]
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    """Parse an item of a list; skip those that are neither structs nor lists."""
+    match kind:
+        case 1 | 2 | 3:
+            _byte(file)
+        case 4 | 5 | 6:
+            _unsigned(file)
+        case 7:  # not skipped, as a list of them would not end at the end of the file
+            for _ in range(8):
+                _byte(file)
+        case 8:
+            file.seek(_unsigned(file), 1)
+        case 9:
+            return _list(file)
+        case 12:
+            return _struct(file)
+        case _:
+            raise ValueError(f"a value of type {kind}")
+    return None
 
 
 def _byte(file: BinaryIO) -> int:

@@ -199,7 +199,7 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
                 response_ids=row["token_ids"][middle:end],
                 loss_mask=row["loss_mask"][middle:end],
                 logprobs=row["logprobs"][middle:end] if turn["has_logprobs"] else None,
-                reward=turn["reward"] if rewards is None else None,
+                reward=turn["reward"],
                 token_rewards=rewards,
                 policy_version=turn["policy_version"]
                 if versions is None

@@ -95,8 +95,11 @@ def test_refused_commands(url: str, lines: Path, words: Path, tmp_path: Path) ->
     for content, what in (('{"prompt": "2"}\n{', "bad.jsonl, line 2"), ("3", "a JSON object")):
         (tmp_path / "bad.jsonl").write_text(content, encoding="utf8")
         assert what in refused(url, tmp_path / "bad.jsonl", "sums", "--tokenizer", words)
-    (tmp_path / "bad.parquet").write_bytes(b"no")
-    assert "a Parquet file" in refused(url, tmp_path / "bad.parquet", "sums")
+    for damage in (b"no", b"PAR1" + b"\xff" * 8 + b"\x08\0\0\0PAR1"):
+        (tmp_path / "bad.parquet").write_bytes(damage)
+        assert "a Parquet file" in refused(url, tmp_path / "bad.parquet", "sums")
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff")
+    assert "lines of JSON" in refused(url, tmp_path / "bad.jsonl", "sums")
     assert len(json_of("groups", "list", "sums", url=url)) == 2
 
 
