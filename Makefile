@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help apt demo quick programs suite test test-all check dist consumer audit actions container docs notes release release-check pictures lowest newest \
-	integrations trainers torture mutants bench bench-peers clean
+	integrations trainers torture fuzz mutants bench bench-peers clean
 #: What pytest leaves out; `make test-all` empties it.
 MARKS := not nightly
 
@@ -151,6 +151,9 @@ container: ## Build the image, and start and stop everything in docker-compose.y
 
 torture: $(VENV)/.installed ## Inject faults against every guarantee for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
+
+fuzz: $(VENV)/.installed ## Check mutated payloads, filters and files, each kind for a minute (SECONDS=, SEED=)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 mutants: $(VENV)/.installed ## Try 300 small changes of the code that tests should detect (NUMBER=, SEED=, ONLY=PATH, FRESH=1)
 	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(NUMBER),--number $(NUMBER)) $(if $(SEED),--seed $(SEED)) \

@@ -64,6 +64,7 @@ LONG_PATHS = (
     "database/test_filters.py",
     "database/test_pruning.py",
     "exchange",
+    "fuzz",
     "mutants",
     "operations",
     "processes",

@@ -75,7 +75,7 @@ def test_workflows_run_what_must_be_checked() -> None:
         for name, workflow in WORKFLOWS.items()
     }
     assert commands["tests"] >= {"check", "suite", "lowest", "newest", "integrations"}
-    assert commands["nightly"] >= {"test-all", "torture", "trainers", "audit"}
+    assert commands["nightly"] >= {"test-all", "torture", "fuzz", "trainers", "audit"}
     assert commands["docs"] == {"docs"}
     assert commands["release"] == {"release"}
     assert WORKFLOWS["release"]["jobs"]["publish"]["needs"] == ["tests", "build"]

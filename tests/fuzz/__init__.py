@@ -1,0 +1,1 @@
+"""Fuzz tests: payloads, filters and imported files that somebody else wrote (`make fuzz`)."""
