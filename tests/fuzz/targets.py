@@ -74,6 +74,7 @@ def _check_payload(folder: Path, data: bytes) -> None:
     _write(path, "jsonl", [group])
     [found] = groups_in(rows_of(path, path.name), path.name)
     assert found.group.num_tokens == flat.num_tokens
+    assert [one.turns for one in found.group.episodes] == [one.turns for one in group.episodes]
     _write(path, "jsonl", [found.group])
     [again] = groups_in(rows_of(path, path.name), path.name)
     assert again.group == found.group
