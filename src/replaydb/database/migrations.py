@@ -21,6 +21,7 @@ from replaydb.database.runtime import revisions
 from replaydb.database.runtime.protocol import Backend, Client
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import (
+    buffer,
     draw_group,
     episode_group,
     group,
@@ -212,8 +213,8 @@ async def write_format(target: Backend | str | URL, number: int) -> None:
     def work(session: Session) -> None:
         found = revisions.inspect_schema(session)
         revisions.check_known(backend, found, "its payload format cannot be set")
-        names = inspect(session.core).get_table_names()
-        backend.schema.lock_tables(session, names)
+        # All transactions that store or draw groups read it: they are over, or read the new format.
+        backend.schema.lock_tables(session, [buffer.name])
         revisions.record(session.core, revisions.write_format_in(session.core), number)
 
     await backend.schema.change(work)
