@@ -16,6 +16,7 @@ from sqlalchemy import Connection, case, null, select, update
 
 from replaydb import (
     Buffer,
+    ClientTooOldError,
     Episode,
     InvalidInputError,
     PayloadsUnavailableError,
@@ -25,7 +26,7 @@ from replaydb import (
 from replaydb.database.payloads import Payloads
 from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs
-from replaydb.database.tables.schema import pack, payload_place
+from replaydb.database.tables.schema import compatibility, pack, payload_place
 from replaydb.operations import verify
 from replaydb.packs import PayloadStore
 from support.clock import Clock
@@ -102,6 +103,39 @@ async def test_only_old_orphans_are_removed(
     assert found(other.parent, "*") >= {other / orphan, other / young}
     assert (await store.prune(dry_run=False)).freed_bytes == 0
     assert len(await contents(buffer, ids)) == 3
+
+
+async def test_a_client_that_has_become_too_old_removes_nothing(
+    url: str,
+    store: Store,
+    buffer: Buffer,
+    folder: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A newer one may refer to packs in ways that it does not know."""
+    await buffer.put(groups(1))
+    await stray(url, folder, 1000)
+    clock.jump(2 * DAY)
+    before = files(folder)
+    listed = Pruning._mark_unmarked
+
+    async def mark_later(pruning: Pruning, now: Any) -> None:
+        await listed(pruning, now)
+        async with transaction(url) as connection:
+            await connection.execute(update(compatibility).values(min_client="9.0.0"))
+
+    monkeypatch.setattr(Pruning, "_mark_unmarked", mark_later)
+    location = f"file://{folder}"
+    for call in (
+        lambda: store.prune(dry_run=False),  # the first one notices it while it runs
+        store.prune,
+        store.adopt_payloads,
+        lambda: store.relocate_payloads(location),
+    ):
+        with pytest.raises(ClientTooOldError, match=r"replaydb 9\.0\.0 or later"):
+            await call()
+        assert files(folder) == before
 
 
 async def test_nothing_is_removed_without_the_marker(

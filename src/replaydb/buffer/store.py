@@ -409,7 +409,6 @@ class Store:
 
             def work(session: Session) -> RunRow:
                 self._database.backend.schema.share(session)
-                revisions.check_still_usable(session)
                 return buffers.find_or_add_run(
                     session,
                     self._run_name,

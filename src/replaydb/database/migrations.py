@@ -215,7 +215,8 @@ async def write_format(target: Backend | str | URL, number: int) -> None:
         revisions.check_known(backend, found, "its payload format cannot be set")
         # All transactions that store or draw groups read it: they are over, or read the new format.
         backend.schema.lock_tables(session, [buffer.name])
-        revisions.record(session.core, revisions.write_format_in(session.core), number)
+        newest = revisions.newest_format(str(found.revision))  # what is recorded may be damaged
+        revisions.record(session.core, newest, number)
 
     await backend.schema.change(work)
 
@@ -236,11 +237,15 @@ async def outdated_clients(
         The oldest release that can use the tables then, and the clients that are older.
 
     Raises:
+        InvalidInputError: This version does not know the format.
+        SchemaError: What the store requires is damaged, or needs a newer replaydb.
         DatabaseError: The database does not exist, or cannot be read.
     """
     from alembic.script import ScriptDirectory
     from alembic.script.revision import RevisionError
 
+    if number is not None:
+        revisions.check_format(number)
     backend = _backend(target, read_only=True)
     if backend.schema.is_new_file():
         return None, ()
@@ -396,7 +401,11 @@ def _differences(connection: Connection) -> tuple[str, ...]:
     context = MigrationContext.configure(connection, opts=alembic_options())
     changes: list[Any] = compare_metadata(context, metadata)
     steps = (step for change in changes for step in (change if type(change) is list else [change]))
-    return (*(_described(step) for step in steps), *_view_differences(connection))
+    return (
+        *(_described(step) for step in steps),
+        *_view_differences(connection),
+        *revisions.damage(connection),
+    )
 
 
 def _described(step: tuple[Any, ...]) -> str:

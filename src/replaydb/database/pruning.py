@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from replaydb.database.repository import packs
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database
 from replaydb.domain.results import PruneReport
@@ -192,7 +193,13 @@ class Pruning:
         return await self.database.read(work, end=self.end)
 
     async def _write(self, work: Callable[[Session], T]) -> T:
-        return await self.database.write(work, end=self.end)
+        """Run a step, unless a newer replaydb may refer to packs in ways unknown to this one."""
+
+        def checked(session: Session) -> T:
+            revisions.check_still_usable(session)
+            return work(session)
+
+        return await self.database.write(checked, end=self.end)
 
     def _found(self, **more: int) -> None:
         """Add to the findings, and report them to `progress`."""

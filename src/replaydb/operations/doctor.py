@@ -9,6 +9,7 @@ from sqlalchemy import URL
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.repository import payload_location, sequences
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.protocol import Backend
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database, end_in
@@ -28,6 +29,11 @@ from replaydb.packs import PayloadStore
 SKEW_SECONDS = 2.0
 #: Seconds to wait for a database server or payload store that does not answer.
 PATIENCE_SECONDS = 20.0
+#: What removes a difference of the tables, by its beginning.
+_FIXES = {
+    migrations.MISSING_INDEX: "replaydb db upgrade",
+    revisions.DAMAGED: "replaydb db write-format NUMBER",
+}
 
 
 async def examine(url: str | URL) -> tuple[Finding, ...]:
@@ -105,9 +111,10 @@ async def _tables(backend: Backend) -> list[Finding]:
             "bad",
             "tables",
             f"differs from the tables of this version: {difference}",
-            "replaydb db upgrade"
-            if difference.startswith(migrations.MISSING_INDEX)
-            else "restore it by hand as in migrations/, or `replaydb copy` into a new database",
+            next(
+                (fix for beginning, fix in _FIXES.items() if difference.startswith(beginning)),
+                "restore it by hand as in migrations/, or `replaydb copy` into a new database",
+            ),
         )
         for difference in differences
     ]

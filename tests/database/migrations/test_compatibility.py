@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import JSON, select, type_coerce, update
+from sqlalchemy import JSON, Executable, select, type_coerce, update
 from typer.testing import CliRunner, Result
 
 import replaydb as rdb
@@ -30,6 +30,7 @@ from replaydb.database.tables.schema import (
     run,
 )
 from replaydb.database.tables.schema import lease as leases
+from replaydb.operations import doctor
 from replaydb.util import release
 from support.connections import transaction
 from support.engines import both_engines
@@ -199,6 +200,22 @@ async def test_an_open_client_that_becomes_too_old_is_told(url: str) -> None:
         await lease.nack()
 
 
+async def test_a_copy_into_a_store_that_needs_a_newer_client_stores_no_run(
+    own_url: str, tmp_path: Path
+) -> None:
+    async with rdb.Store.open(f"sqlite:///{tmp_path}/from.db", run="source") as store:
+        math = await store.buffer("math")
+        await math.put(group())
+        async with rdb.Store.open(own_url) as other:
+            there = await other.buffer("math")
+            async with transaction(own_url) as connection:
+                await connection.execute(update(compatibility).values(min_client=LATER))
+            with pytest.raises(rdb.ClientTooOldError):
+                await math.copy_to(there)
+    async with transaction(own_url) as connection:
+        assert (await connection.execute(select(run))).all() == []
+
+
 @pytest.mark.parametrize("damage", [7, 0])
 async def test_a_damaged_format_is_not_written(own_url: str, damage: int) -> None:
     async with rdb.Store.open(own_url) as store:
@@ -208,6 +225,25 @@ async def test_a_damaged_format_is_not_written(own_url: str, damage: int) -> Non
         with pytest.raises(rdb.SchemaError, match=r"compatibility\.write_format: expected one of"):
             await math.put(group())
         assert await formats(own_url) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        compatibility.delete(),
+        update(compatibility).values(write_format=7),
+        update(compatibility).values(min_client="0.0.1"),
+    ],
+)
+async def test_a_damaged_row_is_reported_and_replaced(own_url: str, change: Executable) -> None:
+    async with transaction(own_url) as connection:
+        await connection.execute(change)
+    (found,) = [one for one in await doctor.examine(own_url) if one.subject == "tables"]
+    assert revisions.DAMAGED in found.text
+    assert found.fix == "replaydb db write-format NUMBER"
+    await migrations.write_format(own_url, 1)
+    assert await migrations.check(own_url) == ()
+    assert await required(own_url) == ("0.1.0", 1)
 
 
 async def test_a_payload_of_a_later_format_is_not_damaged(own_url: str) -> None:
@@ -270,7 +306,11 @@ def test_connected_clients_that_would_be_too_old_are_named(own_url: str) -> None
 
 def test_an_unknown_format_is_refused(sqlite_url: str) -> None:
     for number in (0, 7):
-        with pytest.raises(
-            rdb.InvalidInputError, match=rf"number: expected one of \[1\], got {number}"
+        for change in (
+            migrations.write_format(sqlite_url, number),
+            migrations.outdated_clients(sqlite_url, number=number),
         ):
-            asyncio.run(migrations.write_format(sqlite_url, number))
+            with pytest.raises(
+                rdb.InvalidInputError, match=rf"number: expected one of \[1\], got {number}"
+            ):
+                asyncio.run(change)

@@ -109,7 +109,12 @@ def find_or_add_run(
     metadata: Mapping[str, Any],
     now: datetime,
 ) -> RunRow:
-    """Return the run of this name; create it if it does not exist."""
+    """Return the run of this name; create it if it does not exist.
+
+    Raises:
+        SchemaError: As of `revisions.check_still_usable`.
+    """
+    revisions.check_still_usable(session)
     rows = session.run(select_run(name))
     if rows:
         return RunRow(rows[0].id, rows[0].lineage)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import select, true, update
 
+from replaydb.database.runtime import revisions
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.insertion import insert_into
-from replaydb.database.tables.schema import payload, payload_place
+from replaydb.database.tables.schema import compatibility, payload, payload_place
 from replaydb.errors import InvalidInputError
 
 #: Default grace period: how long a pack is kept after it was marked for deletion.
@@ -30,9 +31,20 @@ class PayloadStoreRow(NamedTuple):
 
 
 def payload_store(session: Session) -> PayloadStoreRow | None:
-    """Return the payload store of the database; None if payloads are in the database."""
-    rows = session.run(select(payload_place))
-    return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
+    """Return the payload store of the database; None if payloads are in the database.
+
+    Raises:
+        ClientTooOldError: The store has come to need a newer replaydb.
+    """
+    rows = session.run(
+        select(payload_place, compatibility.c.min_client).outerjoin_from(
+            payload_place, compatibility, true()
+        )
+    )
+    if not rows:
+        return None
+    revisions.check_usable(rows[0].min_client)
+    return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds)
 
 
 def record_payload_store(session: Session, url: str, store_uid: str) -> PayloadStoreRow:

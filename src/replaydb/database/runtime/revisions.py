@@ -65,6 +65,9 @@ class Found:
 
 NOTHING = Found(None, frozenset())
 
+#: Beginning of a difference that `migrations.write_format` removes.
+DAMAGED = "the row of compatibility is damaged"
+
 #: Revision that adds the table `compatibility`.
 _SINCE = "0012"
 
@@ -167,7 +170,7 @@ def check_usable(min_client: str | None, write_format: int | None = None) -> Non
     if write_format not in FORMATS and write_format is not None:
         raise SchemaError(
             f"compatibility.write_format: expected one of {sorted(FORMATS)}, got {write_format!r}: "
-            "the row is damaged"
+            "the row is damaged; run: replaydb db write-format NUMBER"
         )
 
 
@@ -225,12 +228,31 @@ def newest_format(revision: str) -> int:
 
 
 def write_format_in(core: Connection) -> int | None:
-    """Return the format of new payloads; None if the database has no tables of replaydb."""
+    """Return the format of new payloads; None if the database has no tables of replaydb.
+
+    Raises:
+        SchemaError: As of `check_usable`.
+    """
     names = inspect(core).get_table_names()
     if VERSION_TABLE not in names or core.scalar(_select_revision) is None:
         return None
-    recorded = compatibility.name in names and core.scalar(select(compatibility.c.write_format))
-    return recorded or min(FORMATS)
+    if compatibility.name not in names:
+        return min(FORMATS)
+    for row in core.execute(select(compatibility.c.min_client, compatibility.c.write_format)):
+        check_usable(*row)
+        return int(row.write_format)
+    return min(FORMATS)
+
+
+def damage(core: Connection) -> list[str]:
+    """Return what is wrong with the row of `compatibility`. `record` replaces it."""
+    row = core.execute(select(compatibility.c.min_client, compatibility.c.write_format)).first()
+    if row is None:
+        return [f"{DAMAGED}: it is missing"]
+    revision, number = core.scalar(_select_revision), row.write_format
+    if number in FORMATS and row.min_client == min_client_of(str(revision), number):
+        return []
+    return [f"{DAMAGED}: {tuple(row)}"]
 
 
 def record(core: Connection, before: int | None, write_format: int | None = None) -> None:
@@ -262,10 +284,12 @@ def record(core: Connection, before: int | None, write_format: int | None = None
             )
     if revision >= _SINCE:
         values = {
+            "id": 1,
             "min_client": min_client_of(revision, write_format),
             "write_format": write_format,
         }
-        core.execute(compatibility.update().values(values))
+        core.execute(compatibility.delete())  # the row may be missing
+        core.execute(compatibility.insert().values(values))
 
 
 def is_copy(revision: str | None) -> bool:
