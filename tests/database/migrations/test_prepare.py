@@ -12,7 +12,7 @@ from sqlalchemy import Engine, delete, event, inspect, text, update
 
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
-from replaydb.database.tables.schema import REVISIONS, compatibility
+from replaydb.database.tables.schema import REVISIONS, compatibility, episode_group
 from replaydb.errors import (
     ClientTooOldError,
     DatabaseUnavailableError,
@@ -167,9 +167,15 @@ async def test_newer_tables_are_refused(own_url: str) -> None:
 
 async def test_tables_of_a_newer_revision_that_only_adds_are_used(own_url: str) -> None:
     await _set_revision(own_url, "9999")
+    index = next(iter(episode_group.indexes)).name
+    async with transaction(own_url) as connection:  # which the newer version has replaced
+        await connection.execute(text(f"DROP INDEX {index}"))
     for choice in CHOICES:
         await migrations.prepare(backend_for(own_url), migrate=choice)
     await migrations.upgrade(own_url)  # nothing that this version could do
+    async with transaction(own_url) as connection:
+        found = await connection.run_sync(lambda it: inspect(it).get_indexes(episode_group.name))
+    assert index not in [one["name"] for one in found]
     for call in (
         migrations.upgrade(own_url, "+1"),
         migrations.downgrade(own_url, "base"),

@@ -119,7 +119,7 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
         return unfinished_copy(found.revision)
     elif not is_new_enough(release.VERSION, found.min_client):
         return too_old(found.min_client, found.revision)
-    elif found.revision == newest:
+    elif is_newest(found):
         return None
     elif found.revision in REVISIONS:
         what = f"the tables are of revision {found.revision}, but {newest} is needed"
@@ -150,6 +150,11 @@ def check_still_usable(session: Session) -> None:
         if is_copy(row.version_num):
             raise unfinished_copy(row.version_num)
         check_usable(row.min_client)
+
+
+def is_newest(found: Found) -> bool:
+    """Whether the tables are of the newest revision of this version."""
+    return found.revision == REVISIONS[-1]
 
 
 @cache
@@ -196,7 +201,7 @@ def check_known(backend: Backend, found: Found, consequence: str) -> None:
     """
     if problem := problem_of(backend, found):
         raise problem
-    if found.revision != REVISIONS[-1]:
+    if not is_newest(found):
         raise ClientTooOldError(
             f"the tables are of revision {found.revision} of a newer replaydb, and this one, "
             f"{release.VERSION}, knows none after {REVISIONS[-1]}, so {consequence}; run: "
