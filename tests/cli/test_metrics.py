@@ -17,11 +17,14 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import update
 
 from replaydb import Store, blocking
 from replaydb.database.repository import buffers, metrics
+from replaydb.database.tables.schema import compatibility
 from replaydb.training.prometheus import COUNTERS, GAUGES, BufferCollector, StoreCollector
 from support.command import run
+from support.connections import transaction
 from support.engines import both_engines
 from support.groups import groups
 
@@ -123,6 +126,22 @@ def test_a_missing_database_is_reported(sqlite_url: str) -> None:
         Path(sqlite_url.removeprefix("sqlite:///")).unlink()
         [up] = StoreCollector(store).collect()
     assert (up.name, up.samples[0].value) == ("replaydb_up", 0.0)
+
+
+@both_engines
+def test_a_store_that_needs_a_newer_client_is_reported(filled_url: str) -> None:
+    with blocking.Store.open(filled_url, read_only=True) as store:
+        asyncio.run(require(filled_url, "9.0.0"))
+        try:
+            [up] = StoreCollector(store).collect()
+        finally:
+            asyncio.run(require(filled_url, "0.1.0"))
+    assert (up.name, up.samples[0].value) == ("replaydb_up", 0.0)
+
+
+async def require(url: str, min_client: str) -> None:
+    async with transaction(url) as connection:
+        await connection.execute(update(compatibility).values(min_client=min_client))
 
 
 def test_errors_before_serving(sqlite_url: str) -> None:

@@ -17,12 +17,14 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import update
 
 from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
 from replaydb.analysis import source
 from replaydb.database import migrations
-from replaydb.database.tables.schema import REVISIONS
+from replaydb.database.tables.schema import REVISIONS, compatibility
 from replaydb.ui import downloads
+from support.connections import transaction
 from support.engines import both_engines
 from support.groups import GENERATED, STORED, episode
 
@@ -245,6 +247,16 @@ async def test_another_schema_revision_is_reported(
             assert f"is not at revision {REVISIONS[-1]}" in answer.text
     await migrations.upgrade(url)
     assert "No buffers yet." in (await browser.get("")).text
+
+
+async def test_a_store_that_needs_a_newer_client_is_reported(
+    url: str, filled: Buffer, browser: httpx.AsyncClient
+) -> None:
+    async with transaction(url) as connection:
+        await connection.execute(update(compatibility).values(min_client="9.0.0"))
+    answer = await browser.get(f"groups?buffer={quote(filled.name)}")
+    assert answer.status_code == 503
+    assert "the store needs replaydb 9.0.0 or later" in answer.text
 
 
 async def test_downloads_have_a_maximum_number_of_rows(

@@ -18,7 +18,7 @@ extras.need("prometheus", "replaydb.training.prometheus")
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replaydb.errors import DatabaseUnavailableError, UnknownBufferError
+from replaydb.errors import DatabaseUnavailableError, SchemaError, UnknownBufferError
 
 logger = logging.getLogger(__name__)
 
@@ -187,10 +187,10 @@ class StoreCollector(_Cached):
 
         If the store is on a standby, also yield `replaydb_replication_lag_seconds`.
         """
-        up = GaugeMetricFamily("replaydb_up", "1 if the database is available, else 0.")
+        up = GaugeMetricFamily("replaydb_up", "1 if the database can be used, else 0.")
         try:
             numbers = self._numbers()
-        except DatabaseUnavailableError as error:
+        except (DatabaseUnavailableError, SchemaError) as error:
             logger.warning("no metrics: %s", error)
             numbers = None
         up.add_metric([], float(numbers is not None))

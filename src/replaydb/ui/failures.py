@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from replaydb.database import migrations
 from replaydb.errors import (
+    ClientTooOldError,
     CorruptPayloadError,
     DatabaseError,
     DatabaseUnavailableError,
@@ -60,6 +61,8 @@ async def _replaydb_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DatabaseError):  # its message may contain the database's address
         error = await _cause(request, error)
         logger.warning("%s: %s", request.url.path, error)
+        if isinstance(error, ClientTooOldError):
+            return failure(request, 503, str(error))
         if isinstance(error, SchemaError):
             reason = f"The schema of the database is not at revision {error.expected}. {LOGGED}"
             return failure(request, 503, reason, Retry_After="5")
