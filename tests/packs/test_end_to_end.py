@@ -25,7 +25,7 @@ from support.s3 import S3Server, credentials
 from support.workers import Worker, kill_all
 
 TOKENS = 2000
-_A_BACKEND = "SELECT pid FROM pg_stat_activity WHERE application_name = 'replaydb' LIMIT 1"
+_A_BACKEND = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'replaydb %' LIMIT 1"
 
 
 @pytest.fixture

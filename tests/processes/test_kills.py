@@ -88,7 +88,7 @@ async def _drop_clients(url: str, stop: asyncio.Event, call_ended: asyncio.Event
                 text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                    "AND application_name = 'replaydb'"
+                    "AND application_name LIKE 'replaydb %'"
                 )
             )
             for _ in range(random.randint(2, 12)):

@@ -103,6 +103,6 @@ async def terminate_connections(url: str) -> None:
         await connection.execute(
             text(
                 "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity "
-                "WHERE application_name = 'replaydb' AND pid <> pg_backend_pid()"
+                "WHERE application_name LIKE 'replaydb %' AND pid <> pg_backend_pid()"
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from replaydb import Store
 from support.connections import transaction
@@ -29,7 +29,11 @@ async def test_calls_do_not_read_all_groups(
         for seconds in (100.0, 200.0, 400.0):  # the connections are then twice as old
             pass_time(seconds)
             await buffer.sample(8)
+        for run in (store._database.write, store._database.read):
+            # A session reports what it has read only once a second.
+            await run(lambda session: session.run(select(func.pg_stat_force_next_flush())))
         before = await num_read(own_postgresql_url)
+        assert before > 0
         for _ in range(NUM_CALLS):
             await buffer.put([group() for _ in range(50)])
             await buffer.sample(8)
