@@ -65,6 +65,7 @@ def test_revisions_and_formats_are_of_releases_until_this() -> None:
     here = release.numbers(release.VERSION)
     assert list(RELEASES) == sorted(RELEASES)
     assert all(release.numbers(one) <= here for one in RELEASES.values())
+    assert {len(release.numbers(one)) for one in RELEASES.values()} == {3}  # 1.0 is before 1.0.0
     assert {*BREAKING, *FORMATS.values()} <= RELEASES.keys()
     assert list(FORMATS) == list(range(1, payload_format.VERSION + 1))
 
