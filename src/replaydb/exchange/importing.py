@@ -64,7 +64,9 @@ def import_groups(
     the status that they were leased from, and pending groups become `aborted`. Groups whose uid
     exists in the buffer are skipped, so you can rerun an interrupted import. Of several groups of a
     buffer with the same uid, the newest is put. Ids, times and draws are new; `replaydb copy` keeps
-    them. Files are read twice: nothing is put until all of them have been checked.
+    them. Files are read twice: nothing is put until the names in all of them, and the checksums of
+    an export, have been checked. An invalid group is found only when groups before it have been
+    put; import the corrected file again.
 
     Args:
         url: The store, as for `Store.open`. Its tables must exist.
