@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import os
 import random
 import resource
 import subprocess
@@ -47,7 +48,8 @@ def passes(name: str, seed: int, seconds: float) -> bool:
     """Run a target in another process, which a check may end. Report the input of a failure."""
     options = "--here", "--seed", f"{seed}", "--seconds", f"{seconds}"
     command = [sys.executable, "-W", "error", "-m", "fuzz", name, *options]
-    is_passed = subprocess.run(command).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    is_passed = subprocess.run(command, env=environment).returncode == 0
     if not is_passed:
         print(f"{name} failed, seed {seed}: move {last_input(name)} to tests/fuzz/corpus/{name}")
     return is_passed

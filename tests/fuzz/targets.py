@@ -28,7 +28,7 @@ from replaydb.database import migrations
 from replaydb.database.filters.parsing import parsed
 from replaydb.database.statements.episode_group import count_groups
 from replaydb.domain.episodes import EpisodeGroup
-from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.errors import ClientTooOldError, CorruptPayloadError, InvalidInputError
 from replaydb.exchange import export_groups, import_groups
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.regrouping import Incoming, groups_in
@@ -60,7 +60,7 @@ def payloads() -> Iterator[Check]:
 def _check_payload(folder: Path, data: bytes) -> None:
     try:
         flat = codec.decode(data)
-    except CorruptPayloadError:
+    except (ClientTooOldError, CorruptPayloadError):
         return
     assert codec.decode(codec.encode(flat)) == flat
     assert codec.decode(codec.encode(flat, compression="zstd")) == flat

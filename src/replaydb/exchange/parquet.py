@@ -119,13 +119,17 @@ def _check_footer(file: BinaryIO, metadata: Any) -> None:
     """Check what would end the process when Arrow reads the metadata of a column.
 
     Raises:
-        ValueError: A column is encrypted, or has size statistics for other levels than its own.
+        ValueError: A column is encrypted, or has size statistics for other levels than its own, or
+            a struct is of another type.
     """
     file.seek(-8, os.SEEK_END)
     file.seek(-8 - int.from_bytes(file.read(4), "little"), os.SEEK_END)
     for group in _struct(file)[4]:
         for leaf, chunk in zip(_leaves(metadata.schema, None).values(), group[1], strict=True):
-            sizes = chunk[3].get(16, {})
+            column = chunk[3]
+            sizes = column.get(16, {}) if isinstance(column, dict) else None
+            if not isinstance(sizes, dict):  # it may hide a struct of that number before it
+                raise ValueError(f"metadata of {leaf.path} of another type")
             levels = leaf.max_repetition_level, leaf.max_definition_level
             if 8 in chunk or (1 in sizes and leaf.physical_type != "BYTE_ARRAY"):
                 raise ValueError(f"{leaf.path}, encrypted or with another size")
