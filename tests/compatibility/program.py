@@ -198,7 +198,7 @@ def reads(buffer: Buffer, ids: list[int], drawn: rdb.Batch) -> dict[str, Call]:
 
 
 async def _get_all(buffer: Buffer) -> None:
-    """Read the payloads of all groups, whoever has put them."""
+    """Read and check the payloads of all groups, of old and of new clients."""
     groups = await buffer.find(statuses=["completed", "leased"])
     await buffer.get([one.id for one in groups])
 

@@ -39,7 +39,7 @@ from support.groups import episode
 #: A folder of inputs for each target.
 CORPUS = Path(__file__).with_name("corpus")
 
-#: One of so many files is put into a store, which takes longer than all else.
+#: Of this many accepted files, one is also imported into a store, which takes longest.
 STORE_EVERY = 16
 
 #: The format in which an import is exported again.
