@@ -89,7 +89,7 @@ class Encoder:
                 row = one | {"group_id": group_id, "metadata": json.dumps(one["metadata"])}
                 tables[episode].append(_values(episode, row))
             for one in record.payloads:
-                tables[payload].append(_values(payload, one.row(group_id, one.part)))
+                tables[payload].append(_values(payload, one.row(group_id)))
         return tables
 
 

@@ -16,7 +16,7 @@ from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.batch.tensors import SplitBatch
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.domain.episodes.flat import flatten
+from replaydb.domain.episodes.context import GroupContext
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
 PADDED_TARGET = 3.0
@@ -138,7 +138,7 @@ def _stored_group(i: int, tokens: int, rng: np.random.Generator, *, ragged: bool
     facts: dict[str, Any] = defaultdict(lambda: None)
     facts |= {"id": i, "task_name": "t", "group_uid": str(i), "priority": 1.0, "tags": {}}
     facts |= {"group_status": GroupStatus.COMPLETED, "times_sampled": 1, "attempts": 0}
-    return StoredGroup(facts, {0: flatten(episodes)})
+    return StoredGroup(facts, dict(enumerate(episodes)), GroupContext())
 
 
 def _called(make: Callable[[], object]) -> Work:

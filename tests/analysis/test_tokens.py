@@ -24,7 +24,6 @@ from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_episodes
 from replaydb.database.tables.schema import payload
 from replaydb.domain.episodes.arrays import bits, dtype_name
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError, NotSupportedError
 from replaydb.util import escapes
 from support import samples
@@ -156,10 +155,9 @@ async def test_every_field_of_every_episode(
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
 def test_flat_episodes_become_list_columns(several: list[Episode], context: Any) -> None:
-    """For one payload, and for two that are concatenated."""
-    decoded = decoded_group(
-        EpisodeGroup("t", several), [flatten(several, context), flatten(several[:1])]
-    )
+    made = EpisodeGroup("t", [*several, several[0]])
+    made.context = context
+    decoded = decoded_group(made)
     batch = batch_of_episodes(episode_schema(), [decoded])
     batch.validate(full=True)
     for row, one in zip(batch.to_pylist(), [*several, several[0]], strict=True):

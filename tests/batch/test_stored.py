@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replaydb.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.tables import records
-from replaydb.domain.episodes import Episode, EpisodeGroup, flat
-from replaydb.domain.episodes.flat import flatten
+from replaydb.domain.episodes import Episode, EpisodeGroup
+from replaydb.domain.episodes.context import GroupContext
 from support import samples
 from support.batches import ROW, stored_group
 from support.examples import examples
@@ -24,24 +23,11 @@ SCALARS = (
 )  # fmt: skip
 
 
-def test_scalars_build_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("an episode was built")
-
-    made = stored_group(samples.sample_episodes())
-    with monkeypatch.context() as patch:
-        patch.setattr(flat, "trusted", refuse)
-        for name in (*SCALARS, "rewards", "advantages", "texts"):
-            getattr(made, name)
-        records.to_record(EpisodeGroup("t", samples.sample_episodes()), None)
-    assert made.episodes == tuple(samples.sample_episodes())
-
-
 def test_texts_of_an_incomplete_group() -> None:
     """The second of four episodes is missing: texts have the positions among all four."""
-    made = StoredGroup(
-        ROW, {position: flatten([episode()]) for position in (0, 2, 3)}, {0: "first", 3: "last"}
-    )
+    texts = {0: "first", 2: None, 3: "last"}
+    several = {position: episode(text=text) for position, text in texts.items()}
+    made = StoredGroup(ROW, several, GroupContext())
     assert [one.text for one in made.episodes] == made.texts == ["first", None, "last"]
     assert [row["position"] for row in records.to_record(made, None).transcripts] == [0, 2]
 
@@ -62,3 +48,24 @@ def test_scalars_equal_those_of_the_put_group(episodes: list[Episode]) -> None:
     for one, given_episode in zip(row.episodes, episodes, strict=True):
         facts = {name: value for name, value in one.items() if name != "position"}
         assert facts == {name: getattr(given_episode, name) for name in facts}
+
+
+def test_episodes_that_share_a_prompt() -> None:
+    """Stored episodes have the tokens of their prompt once."""
+    prompt = list(range(40))
+    given = [
+        Episode(
+            prompt_ids=prompt,
+            response_ids=[i] * i,
+            token_extras={"x": np.arange(1, 41 + i)},
+            logprobs=-np.arange(i, dtype=np.float32),
+        )
+        for i in range(3)
+    ]
+    stored = stored_group(given)
+    assert stored.episodes[2].segments[0].parent is not None
+    new, read = (Batch([group]).padded(9) for group in (EpisodeGroup("t", given), stored))
+    assert read.token_ids[2].tolist() == [*prompt, 2, 2]
+    for name in ("token_ids", "loss_mask", "logprobs"):
+        assert torch.equal(getattr(new, name), getattr(read, name))
+    assert torch.equal(new.token_extras["x"], read.token_extras["x"])

@@ -36,7 +36,7 @@ def test_a_copy_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
     location = ("--payloads", (tmp_path / "payloads").as_uri())
     prepared = run("copy", url, target, *location, "--prepare", url="")
     assert prepared.exit_code == 0, prepared.output
-    assert re.search(r"50 groups: wrote \d+ rows and 50 payloads \(82.7 kB\)", prepared.output)
+    assert re.search(r"50 groups: wrote \d+ rows and 50 payloads \(45 kB\)", prepared.output)
     assert "not finished" in run("buffers", "list", url=target).output
     done = run("copy", url, target, *location, url="")
     assert done.exit_code == 0, done.output

@@ -26,6 +26,7 @@ COMMANDS = {
     "db history": "",
     "db relocate": "file://{folder}/payloads",
     "db upgrade": "base",
+    "db rewrite-payloads": "",
     "db write-format": "1",
     "doctor": "",
     "draws list": "math",

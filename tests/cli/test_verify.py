@@ -31,15 +31,15 @@ def populated(url: str) -> str:
 def test_problems_are_reported_and_repaired(populated: str) -> None:
     sound = run("verify", url=populated)
     assert sound.exit_code == 0, sound.output
-    assert sound.output == "checked 50 groups, 50 payloads (82.7 kB): no problems\n"
+    assert sound.output == "checked 50 groups, 50 payloads (45 kB): no problems\n"
     asyncio.run(change(populated, update(task).values(num_pending=5)))
     wrong = run("verify", url=populated)
     assert wrong.exit_code == 1
     assert "task 'gsm8k' of buffer 'math'   num_pending is 5, expected 1" in wrong.output
-    assert wrong.output.endswith("(82.7 kB): 3 problems\n")
+    assert wrong.output.endswith("(45 kB): 3 problems\n")
     repaired = run("verify", "--repair", url=populated)
     assert repaired.exit_code == 0, repaired.output
-    assert repaired.output.endswith("(82.7 kB): 3 problems, 3 repaired\n")
+    assert repaired.output.endswith("(45 kB): 3 problems, 3 repaired\n")
     assert json_of("verify", url=populated)["num_problems"] == 0
 
 

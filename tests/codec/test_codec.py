@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from replaydb import codec
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import NotSupportedError
 from support.examples import examples
 from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
@@ -25,75 +24,93 @@ from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
 DATA = Path(__file__).parent.parent / "data"
 
 
+VERSIONS = pytest.mark.parametrize("version", range(1, codec.VERSION + 1))
+
+
+def encoded(*given: Any, **options: Any) -> list[bytes]:
+    """Return the parts of a payload."""
+    return [bytes(part.data) for part in codec.encode_parts(*given, **options)]
+
+
+@VERSIONS
 @settings(max_examples=examples(300), deadline=None)
-@given(st.lists(episode(), max_size=4), st.just(GroupContext()) | contexts, st.booleans())
-def test_round_trip(episodes: list[Episode], context: GroupContext, zstd: bool) -> None:
-    flat = flatten(episodes, context)
-    data = codec.encode(flat, compression="zstd" if zstd else None)
-    decoded = codec.decode(data, codec.checksum_of(data))
-    assert decoded == flat
-    assert decoded.context == context
-    assert decoded.episodes() == flat.episodes() == episodes
-    assert codec.encode(decoded, compression="zstd" if zstd else None) == data
+@given(
+    episodes=st.lists(episode(), max_size=4),
+    context=st.just(GroupContext()) | contexts,
+    compression=st.sampled_from([None, "zstd"]),
+)
+def test_round_trip(
+    version: int, episodes: list[Episode], context: GroupContext, compression: str | None
+) -> None:
+    options = {"compression": compression, "version": version}
+    parts = encoded(episodes, context, **options)
+    decoded = codec.decode_parts(parts)
+    assert decoded == (episodes, context)
+    assert encoded(*decoded, **options) == parts
 
 
+@VERSIONS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 2), (2, 3)])
-def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...], version: int) -> None:
     array = array_of(dtype, shape, seed=1)
     made = Episode(token_ids=[1], loss_mask=[1], extras={"x": array})
     other = Episode(token_ids=[1], loss_mask=[1])
     for episodes in ([made], [made, made], [made, other]):
-        decoded = codec.decode(codec.encode(flatten(episodes))).episodes()
+        decoded = codec.decode_parts(encoded(episodes, version=version)).episodes
         assert decoded == episodes
         assert type(decoded[0].extras["x"]) is type(array)
 
 
-def test_decoded_arrays_are_read_only_views_of_the_bytes() -> None:
-    data = bytearray(codec.encode(flatten(sample_episodes())))
-    for source in (bytes(data), memoryview(data)):
-        flat = codec.decode(source)
-        for array in (flat.token_ids, flat.logprobs, flat.lengths, flat.token_extras["values"]):
-            assert isinstance(array, np.ndarray)
+@VERSIONS
+def test_decoded_arrays_are_read_only_views_of_the_bytes(version: int) -> None:
+    given = [Episode(prompt_ids=range(9), response_ids=[9, 2**20], logprobs=[0.5, 1.5])]
+    given += sample_episodes()
+    [data] = encoded(given, version=version)
+    for source in (data, memoryview(bytearray(data))):
+        decoded = codec.decode_parts([source])
+        first = decoded.episodes[0]
+        for array in (first.token_ids, first.prompt_ids, first.response_ids):
             assert not array.flags.writeable
             assert np.shares_memory(array, np.frombuffer(source, np.uint8))
-    state = flat.each_extras[0]["state"]
+        assert first.logprobs is not None
+        assert not first.logprobs.flags.writeable
+    state = decoded.episodes[1].extras["state"]
     assert isinstance(state, torch.Tensor)
     state.add_(1)  # tensors cannot be read-only, so they are copies
-    assert codec.decode(memoryview(data)).episodes() == sample_episodes()
+    assert codec.decode_parts([data]).episodes == given
 
 
-def test_tensors_are_aligned_and_the_library_reads_them() -> None:
-    flat = flatten(
-        [Episode(token_ids=[1], loss_mask=[1], extras={"odd": np.ones(3, np.uint8)})] * 3
-    )
-    data = codec.encode(flat)
-    decoded = codec.decode(data)
-    assert all(
-        array.flags.aligned for array in (decoded.lengths, decoded.rewards, decoded.token_ids)
-    )
-    by_library = safetensors.numpy.load(bytes(data))
+@VERSIONS
+def test_tensors_are_aligned_and_the_library_reads_them(version: int) -> None:
+    one = Episode(token_ids=[2**20], loss_mask=[1], extras={"odd": np.ones(3, np.uint8)})
+    [data] = encoded([one] * 3, version=version)
+    assert all(one.token_ids.flags.aligned for one in codec.decode_parts([data]).episodes)
+    by_library = safetensors.numpy.load(data)
     np.testing.assert_array_equal(by_library["episode/odd"], np.ones((3, 3), np.uint8))
-    assert by_library["token_ids"].tolist() == [1, 1, 1]
+    assert by_library["token_ids"].tolist() == [2**20] * 3
     assert "json" not in by_library
 
 
-def test_zstd_is_smaller_and_recognised() -> None:
-    flat = flatten([Episode(token_ids=[5] * 1000, loss_mask=[1] * 1000)])
-    plain, compressed = codec.encode(flat), codec.encode(flat, compression="zstd")
-    assert len(compressed) < len(plain) / 4
-    assert codec.decode(compressed) == codec.decode(plain) == flat
+@VERSIONS
+def test_zstd_is_smaller_and_recognised(version: int) -> None:
+    given = [Episode(token_ids=[5] * 1000, loss_mask=[1] * 1000)]
+    [plain] = encoded(given, version=version)
+    [compressed] = encoded(given, version=version, compression="zstd")
+    assert len(compressed) < len(plain) / 2
+    assert codec.decode(compressed).episodes == codec.decode(plain).episodes == given
 
 
-def test_zstd_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = flatten([Episode(token_ids=[1], loss_mask=[1])])
-    compressed = codec.encode(flat, compression="zstd")
+@VERSIONS
+def test_zstd_missing(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    given = [Episode(token_ids=[1] * 1000, loss_mask=[1] * 1000)]
+    [compressed] = encoded(given, version=version, compression="zstd")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(NotSupportedError, match=r"replaydb\[zstd\]"):
-        codec.encode(flat, compression="zstd")
+        encoded(given, version=version, compression="zstd")
     with pytest.raises(NotSupportedError, match=r"replaydb\[zstd\]"):
         codec.decode(compressed)
-    assert codec.decode(codec.encode(flat)) == flat
+    assert codec.decode_parts(encoded(given, version=version)).episodes == given
 
 
 def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
@@ -103,9 +120,9 @@ def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
 
 def write_samples() -> None:
     """Write tests/data, as it was once written with codec version 1. Needs the path `src:tests`."""
-    flat = flatten(sample_episodes())
-    (DATA / "payload_v1.safetensors").write_bytes(codec.encode(flat))
-    (DATA / "payload_v1.safetensors.zst").write_bytes(codec.encode(flat, compression="zstd"))
+    given = sample_episodes()
+    (DATA / "payload_v1.safetensors").write_bytes(codec.encode(given))
+    (DATA / "payload_v1.safetensors.zst").write_bytes(codec.encode(given, compression="zstd"))
 
 
 @pytest.mark.parametrize(
@@ -116,10 +133,9 @@ def write_samples() -> None:
     ],
 )
 def test_version_1_still_decodes(name: str, known: int) -> None:
-    assert codec.decode((DATA / name).read_bytes(), known).episodes() == sample_episodes()
+    assert codec.decode((DATA / name).read_bytes(), known).episodes == sample_episodes()
 
 
-def test_version_1_is_still_what_is_written() -> None:
+def test_version_1_is_still_written_equally() -> None:
     stored = (DATA / "payload_v1.safetensors").read_bytes()
-    assert codec.VERSION == 1
-    assert tensors_of(codec.encode(flatten(sample_episodes()))) == tensors_of(stored)
+    assert tensors_of(codec.encode(sample_episodes())) == tensors_of(stored)

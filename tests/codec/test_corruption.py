@@ -19,7 +19,6 @@ from replaydb import codec
 from replaydb.codec import framing
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import ClientTooOldError, CorruptPayloadError
 from support.examples import examples
 from support.samples import arrays, episode, sample_episodes
@@ -65,12 +64,12 @@ def with_names(*names: object) -> bytes:
 
 
 def test_the_unchanged_blob_is_valid() -> None:
-    assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes()] == [[7], [8, 9]]
-    assert len(codec.decode(blob(**turns())).episodes()[1].turns) == 2
-    [_, named] = codec.decode(with_names(["b"], None)).episodes()
+    assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes] == [[7], [8, 9]]
+    assert len(codec.decode(blob(**turns())).episodes[1].turns) == 2
+    [_, named] = codec.decode(with_names(["b"], None)).episodes
     assert [list(turn.token_extras) for turn in named.turns] == [["b"], []]
     whole = turns(token_rewards=np.zeros(3, np.float32), rewards=np.zeros(2))
-    assert codec.decode(blob(**whole)).episodes()[1].turns[0].token_rewards is not None
+    assert codec.decode(blob(**whole)).episodes[1].turns[0].token_rewards is not None
 
 
 @pytest.mark.parametrize(
@@ -193,8 +192,8 @@ def test_the_error_has_the_reason(data: bytes, reason: str) -> None:
 
 
 def test_a_newer_format_is_not_damage() -> None:
-    with pytest.raises(ClientTooOldError, match=r"payload format 2, .* reads up to 1"):
-        codec.decode(blob(version="2"))
+    with pytest.raises(ClientTooOldError, match=r"payload format 3, .* reads up to 2"):
+        codec.decode(blob(version="3"))
 
 
 def with_header(change: Any) -> bytes:
@@ -248,7 +247,7 @@ def test_a_mask_holds_only_true_and_false() -> None:
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_every_truncation_and_every_flipped_bit_of_the_sample(compression: Any) -> None:
     context = GroupContext.of([{"role": "user"}], [1, 2], {"image": np.arange(3)})
-    data = codec.encode(flatten(sample_episodes(), context), compression=compression)
+    data = codec.encode(sample_episodes(), context, compression=compression)
     known = codec.checksum_of(data)
     for end in range(len(data)):
         for check in (None, known):
@@ -264,11 +263,12 @@ def test_every_truncation_and_every_flipped_bit_of_the_sample(compression: Any) 
 
 def decodes_or_is_corrupt(data: bytes) -> None:
     try:
-        flat = codec.decode(data)
+        found = codec.decode(data)
     except (ClientTooOldError, CorruptPayloadError):
         return
-    assert codec.decode(codec.encode(flat)) == flat
-    for one in flat.episodes():
+    assert codec.decode(codec.encode(*found)) == found
+    assert codec.decode_parts([part.data for part in codec.encode_parts(*found)]) == found
+    for one in found.episodes:
         assert one.num_loss_tokens <= one.num_tokens
         assert one.prompt_length <= one.num_tokens
         assert one.min_policy_version is None or isinstance(one.min_policy_version, int)
@@ -278,7 +278,7 @@ def decodes_or_is_corrupt(data: bytes) -> None:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(episode(), min_size=1, max_size=3), st.data())
 def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> None:
-    raw = bytearray(codec.encode(flatten(episodes)))
+    raw = bytearray(codec.encode(episodes))
     edits = st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255))
     for position, value in data.draw(st.lists(edits, min_size=1, max_size=4)):
         raw[position] = value
@@ -315,7 +315,7 @@ def test_zstd_frames_that_claim_too_much_or_nothing() -> None:
     with pytest.raises(CorruptPayloadError, match="claim to hold"):
         codec.decode(unknown)
     with pytest.raises(CorruptPayloadError):
-        codec.decode(bytes(codec.encode(flatten([]), compression="zstd")) + b"\0")
+        codec.decode(bytes(codec.encode([], compression="zstd")) + b"\0")
 
 
 def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
@@ -337,6 +337,6 @@ def test_a_payload_that_would_expand_too_much_is_not_compressed(
 ) -> None:
     monkeypatch.setattr(framing, "FREE_EXPANSION_BYTES", 2**10)
     zeros = Episode(token_ids=[0] * 100_000, loss_mask=[True] * 100_000)
-    data = codec.encode(flatten([zeros]), compression="zstd")
-    assert data == codec.encode(flatten([zeros]))
-    assert len(codec.decode(data).token_ids) == 100_000
+    data = codec.encode([zeros], compression="zstd")
+    assert data == codec.encode([zeros])
+    assert codec.decode(data).episodes[0].num_tokens == 100_000

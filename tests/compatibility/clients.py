@@ -142,6 +142,8 @@ ADDITIVE, BREAKING = "9.1.0", "9.2.0"
 NEXT, LAST = (f"{int(REVISIONS[-1]) + number:04}" for number in (1, 2))
 #: The payload format of the first of them.
 NEXT_FORMAT = codec.VERSION + 1
+#: The payload format of the previous client.
+PREVIOUS_FORMAT = 1
 
 _NEW_TABLE = """
 group_note = Table("group_note", metadata, _group_id(), Column("note", Text, nullable=False))

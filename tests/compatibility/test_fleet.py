@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, Table, select
 
-from compatibility.clients import ADDITIVE, BREAKING, NEXT_FORMAT, Client, Outcome, Process
-from replaydb import codec
+from compatibility.clients import (
+    ADDITIVE,
+    BREAKING,
+    NEXT_FORMAT,
+    PREVIOUS_FORMAT,
+    Client,
+    Outcome,
+    Process,
+)
 from support.connections import transaction
 from support.engines import postgresql_nightly
 
@@ -102,7 +109,7 @@ async def test_an_additive_upgrade_and_downgrade_under_traffic(
         late = await stack.enter_async_context(previous.process("traffic", old_url, "late"))
         for one in (new, late, old, new):
             assert (await one.ask("progress"))["errors"] == {}
-        assert await formats(old_url) == {codec.VERSION}
+        assert await formats(old_url) == {PREVIOUS_FORMAT}
 
         await succeeded(additive, "db", "downgrade", revision, "--yes", "--url", old_url)
         for one in (old, late):
@@ -176,7 +183,7 @@ async def test_a_payload_format(
         await succeeded(additive, "db", "upgrade", "--url", old_url)
         async with calling(additive, old_url) as new:
             assert await new.ask("put") == {"put": None}
-            assert await formats(old_url) == {codec.VERSION}
+            assert await formats(old_url) == {PREVIOUS_FORMAT}
             assert await old.ask("get put sample") == {"get": None, "put": None, "sample": None}
 
             before = await rows_of(old_url)
@@ -189,7 +196,7 @@ async def test_a_payload_format(
             # Encoded for the former format, which all that may use the store can read.
             assert await new.ask("get put sample") == {"get": None, "put": None, "sample": None}
             assert await new.ask("put") == {"put": None}
-            assert await formats(old_url) == {codec.VERSION, NEXT_FORMAT}
+            assert await formats(old_url) == {PREVIOUS_FORMAT, NEXT_FORMAT}
 
             before = await rows_of(old_url)
             check_refused(await old.ask("all"), ADDITIVE)
@@ -222,8 +229,14 @@ async def test_a_downgrade_that_would_leave_payloads_unreadable(
         assert refusal is not None
         assert refusal.startswith("SchemaOutOfDateError")
         assert await rows_of(old_url) == before
+        await succeeded(additive, "db", "upgrade", "--url", old_url)
+        before = await rows_of(old_url)
+        (refusal,) = (await new.ask("put")).values()
+        assert refusal is not None
+        assert "downgraded to payload format" in refusal
+        assert await rows_of(old_url) == before
         assert await new.ask("put") == {"put": None}
-    assert await formats(old_url) == {codec.VERSION}
+    assert await formats(old_url) == {PREVIOUS_FORMAT}
 
 
 def check_message(outcome: Outcome, expected: str) -> None:

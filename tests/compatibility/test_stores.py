@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
 import replaydb as rdb
 from compatibility.stores import DATA, NAMES, Facts, facts_of, restore
 from replaydb.database import migrations
-from replaydb.database.tables.schema import REVISIONS, own_tables
+from replaydb.database.runtime import revisions
+from replaydb.database.tables.schema import REVISIONS, own_tables, payload
 from replaydb.operations import copy, verify
+from support.connections import transaction
 from support.groups import group
 from support.invariants import check_invariants, number_of
 from support.postgres import PostgresServer
@@ -156,8 +159,17 @@ async def test_it_is_copied_to_the_other_engine(
 
 @INSIDE
 async def test_it_is_downgraded_and_upgraded(old_url: str, recorded: Facts) -> None:
-    await migrations.downgrade(old_url, "-1")
-    await migrations.upgrade(old_url)
+    """Unless clients of the lower revision could not read the payloads."""
+    current = await migrations.current(old_url)
+    before = REVISIONS[REVISIONS.index(current) - 1]
+    async with transaction(old_url) as connection:
+        newest = await connection.scalar(select(func.max(payload.c.codec_version)))
+    if newest > revisions.newest_format(before):
+        with pytest.raises(rdb.SchemaError, match="payloads of a later format"):
+            await migrations.downgrade(old_url, before)
+    else:
+        await migrations.downgrade(old_url, before)
+        await migrations.upgrade(old_url)
     assert difference(recorded, await facts_of(old_url)) == []
 
 

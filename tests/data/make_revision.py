@@ -27,7 +27,7 @@ from sqlalchemy.engine import make_url
 
 import replaydb as rdb
 from compatibility.stores import DATA, NAMES, facts_of, store_file
-from replaydb import Episode, Store
+from replaydb import Episode, Store, Turn
 from replaydb.database.tables.schema import REVISIONS
 from support.groups import GENERATED, conversation, episode, group, groups
 from support.postgres import PostgresServer, running_server
@@ -83,7 +83,7 @@ async def fill_math(store: Store) -> None:
         ],
         cursor={"gsm8k": 0.1, "text": {"at": [1, 2.5]}},
     )
-    await math.put([special(), arrays()])
+    await math.put([special(), arrays(), shared()])
     for one in groups(3, "evicting", version=5):  # the third evicts the first
         await math.put(one)
     await math.put([group("stale", version=0), group("failed", "code", status="failed")])
@@ -168,6 +168,16 @@ def arrays() -> rdb.EpisodeGroup:
         group_uid="\u00e4 \u2028 \N{GRINNING FACE}",
         extras={"pixels": np.arange(12, dtype=np.uint8).reshape(2, 2, 3)},
     )
+
+
+def shared() -> rdb.EpisodeGroup:
+    """Return a group whose turns share tokens, with a column that is a part of its own."""
+    first = Turn(prompt_ids=range(300), response_ids=[7] * 20, reward=0.5)
+    scores = np.zeros((340, 60), np.float32)
+    second = Turn(
+        parent=first, new_ids=[8] * 10, response_ids=[9] * 10, token_extras={"scores": scores}
+    )
+    return rdb.EpisodeGroup("code", [Episode(turns=[first, second])], group_uid="shared")
 
 
 def write(name: str, folder: Path, server: PostgresServer) -> None:

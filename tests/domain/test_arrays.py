@@ -15,7 +15,6 @@ from replaydb import codec
 from replaydb.batch import Batch
 from replaydb.domain.episodes import Episode, EpisodeGroup, Turn
 from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
 from replaydb.training import advantages, priorities
 from support.groups import group
@@ -125,7 +124,7 @@ def test_tensors_without_plain_values_are_refused(create: Callable[[], torch.Ten
 @pytest.mark.parametrize(("value", "stored"), EXACT)
 def test_arrays_in_an_unusual_form_are_stored_exactly(value: Any, stored: Any) -> None:
     episodes = [Episode(token_ids=[1], loss_mask=[1], extras={"x": value})]
-    [decoded] = codec.decode(codec.encode(flatten(episodes))).episodes()
+    [decoded] = codec.decode(codec.encode(episodes)).episodes
     assert [decoded] == episodes == [Episode(token_ids=[1], loss_mask=[1], extras={"x": stored})]
 
 

@@ -96,6 +96,7 @@ def test_absent_logprobs_are_not_empty_ones() -> None:
     alone, _ = merge([turn([1], [], logprobs=[])])
     assert alone[0].logprobs is not None
     assert alone[0].logprobs.tolist() == [0]
+    assert alone[0].logprobs.dtype == np.float32
 
 
 def test_logprobs_and_versions_stay_with_their_tokens() -> None:

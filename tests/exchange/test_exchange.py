@@ -18,7 +18,6 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, analysis, codec
 from replaydb.analysis import decoded_groups
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import (
     DatabaseUnavailableError,
     InvalidInputError,
@@ -42,7 +41,7 @@ from support.s3 import S3Server
 
 
 def encoded(one: EpisodeGroup) -> bytes:
-    return bytes(codec.encode(flatten(one.episodes, one.context)))
+    return bytes(codec.encode(one.episodes, one.context))
 
 
 @pytest.fixture(params=["folder", "bucket"])

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from replaydb import Episode, EpisodeGroup, Turn, codec
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
-from replaydb.domain.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.regrouping import groups_in
@@ -40,7 +39,7 @@ def written(path: Path, kind: Format, groups: list[EpisodeGroup]) -> str:
 
 
 def encoded(one: EpisodeGroup) -> bytes:
-    return bytes(codec.encode(flatten(one.episodes, one.context)))
+    return bytes(codec.encode(one.episodes, one.context))
 
 
 @st.composite

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from fuzz.targets import CORPUS
 from replaydb import Episode, EpisodeGroup, blocking, codec
 from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.flat import flatten
 from replaydb.exchange import export_groups
 from replaydb.exchange.formats import Format
 from support.groups import GENERATED, conversation, episode
@@ -67,8 +66,8 @@ def payloads() -> dict[str, bytes]:
         "turns": ([conversation(), episode()],),
         "everything": everything,
     }
-    found = {name: bytes(codec.encode(flatten(*one))) for name, one in several.items()}
-    compressed = codec.encode(flatten(*everything), compression="zstd")
+    found = {name: bytes(codec.encode(*one)) for name, one in several.items()}
+    compressed = codec.encode(*everything, compression="zstd")
     return found | {"compressed": bytes(compressed)}
 
 

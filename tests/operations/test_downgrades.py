@@ -180,6 +180,7 @@ async def test_filters_and_draws_after_a_downgrade_and_an_upgrade(
     own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short form of the test above."""
+    await migrations.write_format(own_url, 1)
     await populate_stale(own_url, monkeypatch)
     await migrations.downgrade(own_url, "0004")
     await migrations.upgrade(own_url)

@@ -82,7 +82,7 @@ async def test_a_sound_store_has_no_problems(stored: str) -> None:
     assert report.is_sound
     assert report.num_groups == await number_of(stored, episode_group)
     assert report.num_payloads == report.total_payloads == await number_of(stored, payload)
-    assert report.num_bytes > 80_000
+    assert report.num_bytes > 40_000
     assert report.problems == ()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from replaydb import codec
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.domain.episodes import Episode
-from replaydb.domain.episodes.flat import flatten
 
 #: Columns of a stored group that affect tensors.
 ROW: dict[str, Any] = defaultdict(lambda: None) | {
@@ -28,12 +28,11 @@ def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | Non
 
 
 def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:
-    """Return a stored group. Several episodes are in two parts, as in an incremental group."""
-    half = len(episodes) // 2
-    parts = {0: flatten(episodes[:half])} if half else {}
-    if episodes[half:]:
-        parts[half] = flatten(episodes[half:])
-    return StoredGroup(ROW | {"id": group_id, "group_uid": str(group_id)}, parts)
+    """Return a stored group with the episodes as they are read in format 2."""
+    [core, *columns] = codec.encode_parts(episodes)
+    found = codec.decode_parts([bytes(part.data) for part in (core, *columns)])
+    row = ROW | {"id": group_id, "group_uid": str(group_id)}
+    return StoredGroup(row, dict(enumerate(found.episodes)), found.context)
 
 
 def episode(prompt: list[int], response: list[int], **fields: Any) -> Episode:

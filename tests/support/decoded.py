@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from replaydb import EpisodeGroup
 from replaydb.analysis.decoded_groups import DecodedGroup
 from replaydb.batch.stored import StoredGroup
-from replaydb.domain.episodes.flat import FlatEpisodes
 
 _NAMES = (
     "run_id", "staleness", "times_sampled", "attempts", "times_replaced", "status_reason",
@@ -17,8 +15,8 @@ _NAMES = (
 )  # fmt: skip
 
 
-def decoded_group(group: EpisodeGroup, parts: Sequence[FlatEpisodes] | None = None) -> DecodedGroup:
-    """Return a group as it is read from a store, with its own parts or with others."""
+def decoded_group(group: EpisodeGroup) -> DecodedGroup:
+    """Return a group as it is read from a store."""
     facts: dict[str, Any] = {
         **dict.fromkeys(_NAMES),
         "id": 1,
@@ -31,12 +29,5 @@ def decoded_group(group: EpisodeGroup, parts: Sequence[FlatEpisodes] | None = No
         "num_episodes": group.num_episodes,
         "expected_episodes": group.expected_episodes,
     }
-    several = group.parts if parts is None else parts
-    ends = [-1]
-    for part in several:
-        ends.append(max(ends[-1], -1) + max(1, part.num_episodes))
-    starts = [max(0, end + 1) for end in ends[:-1]]
-    texts = {i: text for i, text in enumerate(group.texts) if text is not None}
-    return DecodedGroup.of(
-        facts, StoredGroup(facts, dict(zip(starts, several, strict=True)), texts), starts
-    )
+    stored = StoredGroup(facts, dict(enumerate(group.episodes)), group.context)
+    return DecodedGroup.of(facts, stored)

@@ -188,8 +188,7 @@ def _decoded_groups(
         if damaged == "raise":
             check_intact(found.corrupt)
         if group_id in found.groups:
-            numbers = sorted(part["part"] for part in mine)
-            yield DecodedGroup.of(facts, found.groups[group_id], numbers)
+            yield DecodedGroup.of(facts, found.groups[group_id])
         elif omitted is not None:
             omitted.append(group_id)
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from replaydb.analysis.episode_columns import GROUP
 from replaydb.batch.stored import StoredGroup
+from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.arrays import Array
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import FlatEpisodes, flatten
@@ -31,17 +31,25 @@ TOKEN_BYTES, CHARACTER_BYTES = 17, 4
 
 @dataclass(frozen=True)
 class EpisodePart:
-    """A part of a payload with episodes.
+    """Some episodes of a group.
 
     Attributes:
-        start: Position of its first episode.
-        flat: The episodes.
-        texts: Their texts.
+        positions: Their positions.
+        episodes: The episodes.
     """
 
-    start: int
-    flat: FlatEpisodes
-    texts: Sequence[str | None]
+    positions: Sequence[int]
+    episodes: Sequence[Episode]
+
+    @cached_property
+    def flat(self) -> FlatEpisodes:
+        """Their columns."""
+        return flatten(self.episodes)
+
+    @property
+    def texts(self) -> list[str | None]:
+        """Their texts."""
+        return [episode.text for episode in self.episodes]
 
     @cached_property
     def metadata(self) -> list[str]:
@@ -74,8 +82,7 @@ class EpisodePart:
 
     def cut(self, begin: int, end: int) -> EpisodePart:
         """Return the episodes from index `begin` to `end`."""
-        flat = flatten(self.flat.episodes()[begin:end])
-        return EpisodePart(self.start + begin, flat, self.texts[begin:end])
+        return EpisodePart(self.positions[begin:end], self.episodes[begin:end])
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class DecodedGroup:
     Attributes:
         facts: The row of the group.
         group: The group.
-        parts: Its parts with episodes, or some of the episodes.
+        parts: Its episodes, or some of them; empty if there are none.
         is_first: Whether the rows include the first one of the group.
     """
 
@@ -95,14 +102,9 @@ class DecodedGroup:
     is_first: bool = True
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], group: StoredGroup, numbers: Sequence[int]) -> Self:
-        """Build it from the numbers of all its parts, in order."""
-        texts = iter(group.texts)
-        parts = [
-            EpisodePart(start, flat, list(islice(texts, flat.num_episodes)))
-            for start, flat in zip(numbers, group.parts, strict=True)
-            if flat.num_episodes
-        ]
+    def of(cls, facts: Mapping[str, Any], group: StoredGroup) -> Self:
+        """Return all rows of a group."""
+        parts = [EpisodePart(group.positions, group.episodes)] if group.episodes else []
         return cls(facts, group, parts)
 
     @cached_property
@@ -119,7 +121,7 @@ class DecodedGroup:
     @property
     def num_episodes(self) -> int:
         """Number of episodes in these rows."""
-        return sum(part.flat.num_episodes for part in self.parts)
+        return sum(len(part.episodes) for part in self.parts)
 
     @cached_property
     def num_bytes(self) -> int:
@@ -177,8 +179,8 @@ class DecodedGroup:
         sizes = {"group_extras": _num_bytes(self.context.extras)}
         where = f"group {self.group.id}"
         for part in self.parts:
-            where += f", episode {part.start}"
-            [episode] = part.flat.episodes(part.texts)
+            where += f", episode {part.positions[0]}"
+            [episode] = part.episodes
             texts |= {
                 "text": escapes.escape(episode.text or ""),
                 "metadata": part.metadata[0],

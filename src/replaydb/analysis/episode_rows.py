@@ -24,7 +24,6 @@ from replaydb.analysis.episode_columns import (
     TURN,
     extra_fields,
 )
-from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.arrays import Array, bits, dtype_name
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes
 from replaydb.errors import InvalidInputError
@@ -44,9 +43,9 @@ def batch_of_episodes(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.R
     columns += _episode_columns(parts)
     columns += _token_columns(flats)
     columns += [_turns(parts)]
-    episodes = _episodes_with_extras(flats)
-    token_extras = [{} if one is None else one.token_extras for one in episodes]
-    extras = [{} if one is None else one.extras for one in episodes]
+    episodes = [episode for part in parts for episode in part.episodes]
+    token_extras = [episode.token_extras for episode in episodes]
+    extras = [episode.extras for episode in episodes]
     columns += [_arrays(token_extras), _arrays(extras), *_context_columns(groups, counts)]
     both = [one | other for one, other in zip(token_extras, extras, strict=True)]
     columns += [_extra_column(both, field) for field in extra_fields(schema)]
@@ -69,13 +68,13 @@ def _group_columns(groups: Sequence[DecodedGroup]) -> list[pa.Array]:
 
 def _episode_columns(parts: Sequence[EpisodePart]) -> list[pa.Array]:
     flats = [part.flat for part in parts]
-    positions = [np.arange(part.start, part.start + part.flat.num_episodes) for part in parts]
+    positions = [part.positions for part in parts]
     turns = [
         np.ones(flat.num_episodes, np.int64) if flat.turns is None else flat.turns.counts.clip(1)
         for flat in flats
     ]
     columns = {
-        "position": pa.array(np.concatenate(positions)),
+        "position": pa.array([one for several in positions for one in several], pa.int64()),
         "reward": _floats([flat.rewards for flat in flats]),
         "advantage": _floats([flat.advantages for flat in flats]),
         "finish_reason": pa.array([one for flat in flats for one in flat.finish_reasons], TEXT),
@@ -222,15 +221,6 @@ def _versions(parts: Iterable[NDArray[np.int64]]) -> pa.Array:
 def _loss_tokens(flat: FlatEpisodes) -> NDArray[np.int64]:
     known = np.concatenate([[0], np.cumsum(flat.loss_mask)])
     return np.diff(known[flat.offsets])
-
-
-def _episodes_with_extras(flats: Iterable[FlatEpisodes]) -> list[Episode | None]:
-    """Return the episodes of parts with extras, and None for each episode of the others."""
-    found: list[Episode | None] = []
-    for flat in flats:
-        extras = flat.token_extras, flat.extras, flat.each_token_extras, flat.each_extras
-        found += flat.episodes() if any(extras) else [None] * flat.num_episodes
-    return found
 
 
 def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:

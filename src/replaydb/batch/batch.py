@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.batch import packing, padding
-from replaydb.batch.columns import Columns
-from replaydb.batch.layouts import row_layout
+from replaydb.batch.columns import IDS, Columns
+from replaydb.batch.layouts import Layout, row_layout
 from replaydb.batch.packing import Fit
 from replaydb.batch.padding import Side
 from replaydb.batch.stored import StoredGroup, id_of
@@ -168,13 +168,11 @@ class Batch(typing.Generic[G]):
         lengths = padding.shortened(full_lengths, "max_length", max_length)
         cut = lengths < full_lengths
         # Keep the beginning: responses are truncated before prompts.
-        kept = padding.kept_tokens(columns, np.zeros_like(lengths), lengths) if cut.any() else None
+        begins = np.zeros_like(lengths)
         width = padding.width_of(lengths, pad_to_multiple_of)
-        layout = row_layout(columns, lengths, width, left=padding.is_left("side", side), kept=kept)
+        layout = row_layout(columns, begins, lengths, width, left=padding.is_left("side", side))
         found = columns.token_fields(chosen)
-        tokens = padding.token_tensors(
-            columns, layout, pad, found, pinned=padding.is_pinned(device)
-        )
+        tokens = padding.token_tensors(layout, pad, found, pinned=padding.is_pinned(device))
         return padding.moved(
             PaddedBatch(
                 **padding.sequence_tensors(columns, lengths, cut, found, chosen),
@@ -226,21 +224,21 @@ class Batch(typing.Generic[G]):
         response_sizes = padding.shortened(responses, "max_length", max_length)
         before = row_layout(
             columns,
+            prompts - prompt_sizes,
             prompt_sizes,
             padding.width_of(prompt_sizes, pad_to_multiple_of),
             left=padding.is_left("prompt_side", prompt_side),
-            kept=padding.kept_tokens(columns, prompts - prompt_sizes, prompt_sizes),
         )
         after = row_layout(
             columns,
+            prompts,
             response_sizes,
             padding.width_of(response_sizes, pad_to_multiple_of),
             left=padding.is_left("side", side),
-            kept=padding.kept_tokens(columns, prompts, response_sizes),
         )
         pinned = padding.is_pinned(device)
         found = columns.token_fields(chosen)
-        tokens = padding.token_tensors(columns, after, pad, found, pinned=pinned)
+        tokens = padding.token_tensors(after, pad, found, pinned=pinned)
         cut = (prompt_sizes < prompts) | (response_sizes < responses)
         per_sequence = padding.sequence_tensors(
             columns, prompt_sizes + response_sizes, cut, found, chosen
@@ -248,9 +246,7 @@ class Batch(typing.Generic[G]):
         return padding.moved(
             SplitBatch(
                 **per_sequence | {"prompt_lengths": padding.tensor_of(prompt_sizes)},
-                prompt_ids=before.tensor(
-                    columns.everywhere("token_ids", "int32"), dtype="int64", pad=pad, pinned=pinned
-                ),
+                prompt_ids=before.tensor(IDS, dtype="int64", pad=pad, pinned=pinned),
                 prompt_mask=padding.tensor_of(before.filled),
                 response_ids=tokens.pop("token_ids"),
                 response_mask=padding.tensor_of(after.filled),
@@ -306,20 +302,25 @@ class Batch(typing.Generic[G]):
         lengths = np.where(oversized, 0, full_lengths)
         rows, begins = packing.plan(lengths, width, fit)
         starts = rows * width + begins
-        segments = packing.Segments.of(starts, lengths, rows, width)
-        layout = packing.layout_of(columns, lengths, starts, oversized, segments)
+        runs = packing.Runs.of(starts, lengths, rows, width)
+        layout = Layout(
+            shape=runs.shape,
+            filled=runs.spread(runs.members >= 0),
+            segments=columns.segments,
+            begins=[0] * columns.num_sequences,
+            lengths=lengths.tolist(),
+            targets=starts.tolist(),
+        )
         found = columns.token_fields(chosen)
         return padding.moved(
             PackedBatch(
                 **padding.sequence_tensors(columns, lengths, oversized, found, chosen),
-                **padding.token_tensors(
-                    columns, layout, pad, found, pinned=padding.is_pinned(device)
-                ),
+                **padding.token_tensors(layout, pad, found, pinned=padding.is_pinned(device)),
                 attention_mask=padding.tensor_of(layout.filled),
-                position_ids=padding.tensor_of(segments.positions()),
-                sequence_index=padding.tensor_of(segments.spread(segments.members)),
-                cu_seqlens=padding.tensor_of(segments.bounds.astype(np.int32)),
-                max_seqlen=int(segments.lengths.max(initial=0)),
+                position_ids=padding.tensor_of(runs.positions()),
+                sequence_index=padding.tensor_of(runs.spread(runs.members)),
+                cu_seqlens=padding.tensor_of(runs.bounds.astype(np.int32)),
+                max_seqlen=int(runs.lengths.max(initial=0)),
                 row_lengths=padding.tensor_of(layout.filled.sum(axis=1)),
                 dropped=padding.tensor_of(columns.episode_index[oversized]),
             ),

@@ -8,21 +8,19 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.batch.columns import Columns
-from replaydb.batch.layouts import Layout
 from replaydb.domain import checks
 
 Fit = Literal["next", "first"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
-    """Segments of all rows: sequences, and the padding at the end of each row.
+class Runs:
+    """Runs of tokens in all rows: sequences, and the padding at the end of each row.
 
     Attributes:
         shape: Number of rows, and tokens in each.
-        bounds: Start of each segment in the flattened rows, and their total: int64 [S + 1].
-        members: Index of the sequence of each segment, -1 for padding, int64 [S].
+        bounds: Start of each run in the flattened rows, and their total: int64 [S + 1].
+        members: Index of the sequence of each run, -1 for padding, int64 [S].
     """
 
     shape: tuple[int, int]
@@ -37,7 +35,7 @@ class Segments:
         rows: NDArray[np.int64],
         width: int,
     ) -> Self:
-        """Return the segments of sequences that begin at `starts`."""
+        """Return the runs of sequences that begin at `starts`."""
         members = np.flatnonzero(lengths)
         num_rows = int(rows[members].max(initial=-1)) + 1
         used = np.bincount(rows[members], lengths[members], num_rows).astype(np.int64)
@@ -51,11 +49,11 @@ class Segments:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of elements of each segment, int64 [S]."""
+        """Number of elements of each run, int64 [S]."""
         return np.diff(self.bounds)
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat values of segments [S] for each of their elements [R, C]."""
+        """Repeat values of runs [S] for each of their elements [R, C]."""
         return np.repeat(values, self.lengths).reshape(self.shape)
 
     def positions(self) -> NDArray[np.int64]:
@@ -108,38 +106,3 @@ def _first_fit(
         used[row] += lengths[i]
     # Sequences without tokens need no row of their own.
     return np.where(lengths > 0, rows, 0), np.where(lengths > 0, begins, 0)
-
-
-def layout_of(
-    columns: Columns,
-    lengths: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    oversized: NDArray[np.bool_],
-    segments: Segments,
-) -> Layout:
-    """Return the layout of sequences that begin at `starts` in the flattened rows."""
-    filled = segments.spread(segments.members >= 0)
-    parts = list(zip(columns.parts, columns.bounds, columns.bounds[1:], strict=False))
-    kept = [
-        np.repeat(~oversized[begin:end], part.lengths) if oversized[begin:end].any() else None
-        for part, begin, end in parts
-    ]
-    if (np.diff(starts[lengths > 0]) < 0).any():
-        indices = [_ranges(starts[begin:end], lengths[begin:end]) for _, begin, end in parts]
-        return Layout(segments.shape, filled, [0] * (len(parts) + 1), kept, indices)
-    # The filled elements from the first of a part to the first of the next belong to the part.
-    following = int(segments.bounds[-1])
-    bounds = [following]
-    for _, begin, end in reversed(parts):
-        mine = starts[begin:end][lengths[begin:end] > 0]
-        following = int(mine[0]) if len(mine) else following
-        bounds.append(following)
-    return Layout(segments.shape, filled, bounds[::-1], kept)
-
-
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the concatenation of `arange(start, start + length)` of each sequence."""
-    ends = np.cumsum(lengths)
-    indices = np.arange(ends[-1] if len(ends) else 0)
-    indices += np.repeat(starts - (ends - lengths), lengths)
-    return indices

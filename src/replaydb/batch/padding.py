@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.batch.columns import LOGPROBS, TOKEN_VERSIONS, Columns, TokenField
+from replaydb.batch.columns import IDS, MASK, Columns, TokenField
 from replaydb.batch.layouts import Layout
 from replaydb.batch.tensors import SequenceTensors
 from replaydb.domain import checks
 from replaydb.domain.episodes.arrays import Array
+from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,6 @@ _B = TypeVar("_B", bound=SequenceTensors)
 
 
 def token_tensors(
-    columns: Columns,
     layout: Layout,
     pad: int,
     fields: Sequence[TokenField],
@@ -37,10 +36,8 @@ def token_tensors(
         field.name: layout.tensor(field, pinned=pinned) for field in fields
     }
     return {
-        "token_ids": layout.tensor(
-            columns.everywhere("token_ids", "int32"), dtype="int64", pad=pad, pinned=pinned
-        ),
-        "loss_mask": layout.tensor(columns.everywhere("loss_mask", "bool"), pinned=pinned),
+        "token_ids": layout.tensor(IDS, dtype="int64", pad=pad, pinned=pinned),
+        "loss_mask": layout.tensor(MASK, pinned=pinned),
         LOGPROBS: tensors.pop(LOGPROBS, None),
         TOKEN_VERSIONS: tensors.pop(TOKEN_VERSIONS, None),
         "token_extras": tensors,
@@ -57,9 +54,7 @@ def sequence_tensors(
     """Return the attributes of `SequenceTensors` by name."""
     extras = columns.extras(fields)
     present = {name: extra.present for name, extra in extras.items()} | {
-        field.name: field.present
-        for field in token_fields
-        if field.name not in (LOGPROBS, TOKEN_VERSIONS)
+        field.name: field.present for field in token_fields if field.present is not None
     }
     return {
         "lengths": tensor_of(lengths),
@@ -109,18 +104,6 @@ def moved(batch: _B, device: torch.device | str | None) -> _B:
     if is_pinned(device):
         return batch.pin_memory().to(device, non_blocking=True)
     return batch.to(device)
-
-
-def kept_tokens(
-    columns: Columns, skipped: NDArray[np.int64], kept: NDArray[np.int64]
-) -> list[NDArray[np.bool_]]:
-    """Return which tokens of each part are the `kept` ones after `skipped` ones, by sequence."""
-    rest = columns.lengths - skipped - kept
-    runs = np.stack([skipped, kept, rest], axis=1)
-    return [
-        np.repeat(np.tile([False, True, False], end - begin), runs[begin:end].reshape(-1))
-        for begin, end in pairwise(columns.bounds.tolist())
-    ]
 
 
 def width_of(lengths: NDArray[np.int64], multiple: int | None) -> int:

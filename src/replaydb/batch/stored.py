@@ -7,14 +7,16 @@ from datetime import datetime
 from typing import Any
 
 from replaydb.domain import checks
-from replaydb.domain.episodes import EpisodeGroup, GroupStatus
-from replaydb.domain.episodes.flat import FlatEpisodes
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.context import GroupContext
 
 
 class StoredGroup(EpisodeGroup):
     """An `EpisodeGroup` with its metadata in the buffer. Its arrays are views of the stored bytes.
 
     Attributes:
+        positions: Position of each episode among the expected ones. They are consecutive unless
+            episodes are added out of order.
         id: Id in the store. Later groups have higher ids.
         run_id: Id of the run that put it, or None.
         staleness: Policy versions behind the buffer's version when it was read; None if unknown.
@@ -30,9 +32,10 @@ class StoredGroup(EpisodeGroup):
     def __init__(
         self,
         facts: Mapping[str, Any],
-        parts: Mapping[int, FlatEpisodes],
-        texts: Mapping[int, str] | None = None,
+        episodes: Mapping[int, Episode],
+        context: GroupContext,
     ) -> None:
+        """Set the fields from the row of the group, and from its episodes by position."""
         self.task_name = facts["task_name"]
         self.prompt_uid = facts["prompt_uid"]
         self.group_uid = facts["group_uid"]
@@ -40,8 +43,9 @@ class StoredGroup(EpisodeGroup):
         self.status = GroupStatus(facts["group_status"])
         self.tags = facts["tags"]
         self.expected_episodes = facts["expected_episodes"]
-        self.parts = tuple(parts.values())
-        self._texts = _by_episode(parts, texts) if texts else {}
+        self.episodes = tuple(episodes.values())
+        self.context = context
+        self.positions = tuple(episodes)
         self.id: int = facts["id"]
         self.run_id: int | None = facts["run_id"]
         self.staleness: int | None = facts["staleness"]
@@ -99,12 +103,3 @@ class StoredGroup(EpisodeGroup):
 def id_of(group: EpisodeGroup) -> int:
     """Return the id of a group in its store; -1 if it was never stored."""
     return group.id if isinstance(group, StoredGroup) else -1
-
-
-def _by_episode(parts: Mapping[int, FlatEpisodes], texts: Mapping[int, str]) -> dict[int, str]:
-    """Return texts by the index of their episode among the stored ones.
-
-    Their keys in `texts` are positions among the expected episodes.
-    """
-    positions = [start + i for start, part in parts.items() for i in range(part.num_episodes)]
-    return {i: texts[position] for i, position in enumerate(positions) if position in texts}

@@ -34,7 +34,7 @@ from replaydb.database.tables.records import (
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.arrays import ArrayLike
-from replaydb.domain.episodes.flat import FlatEpisodes, flatten, restarts
+from replaydb.domain.episodes.merging import restarts
 from replaydb.domain.results import RunInfo
 from replaydb.errors import (
     BufferFullError,
@@ -250,11 +250,10 @@ class Putting(BufferCore):
         checks.instance("episode", episode, Episode)
         if position is not None:
             position = checks.whole_number("position", position)
-        flat = flatten([episode])
         compression, version = self.settings.compression, self._row.write_format
-        record = to_episode_record(flat, episode.text, compression, version)
+        record = to_episode_record(episode, compression, version)
         self._check_size("episode", record.num_bytes)
-        self._log_restart(group_uid, flat)
+        self._log_restart(group_uid, [episode])
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes + len(record.text or ""))
         async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
@@ -299,8 +298,7 @@ class Putting(BufferCore):
 
         def encode() -> list[GroupRecord]:
             for group in several:
-                for part in group.parts:
-                    self._log_restart(group.group_uid, part)
+                self._log_restart(group.group_uid, group.episodes)
             return [to_record(group, compression, priority, version) for group in several]
 
         is_large = sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS
@@ -320,14 +318,14 @@ class Putting(BufferCore):
                 f"{num_bytes} bytes",
             )
 
-    def _log_restart(self, group_uid: str, flat: FlatEpisodes) -> None:
+    def _log_restart(self, group_uid: str, episodes: Sequence[Episode]) -> None:
         """Log the first turn that does not continue the turn before it, once per buffer object.
 
         Agents that shorten their context do so on purpose, so it is not an error.
         """
         if self._is_restart_logged:
             return
-        for episode, turn in restarts(flat):
+        for episode, turn in restarts(episodes):
             self._is_restart_logged = True
             logger.warning(
                 "buffer %r: the prompt of turn %d (from 0) of episode %d of group %r does not begin"

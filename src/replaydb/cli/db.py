@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from replaydb.cli.console import OptionalUrl, Url, Yes, progress, with_store
-from replaydb.util.display import printable
+from replaydb.util.display import human_size, printable
 
 app = typer.Typer(
     help="Manage the tables, payload location and PostgreSQL roles of a store.",
@@ -95,6 +95,27 @@ def write_format(
     _confirm_outdated(yes, url, number=number)
     asyncio.run(migrations.write_format(url, number))
     typer.echo(f"new payloads have format {number}")
+
+
+@app.command()
+def rewrite_payloads(url: Url) -> None:
+    """Rewrite payloads of older formats in the format of new ones, while the store is used.
+
+    If it is interrupted, run it again.
+    """
+    from replaydb.operations import RewriteReport
+    from replaydb.operations import rewrite_payloads as rewrite
+
+    with progress("rewriting payloads") as update:
+
+        def show(report: RewriteReport) -> None:
+            update(report.num_groups, None)
+
+        report = with_store(url, lambda store: rewrite(store, progress=show), write=True)
+    saved = f"{human_size(report.bytes_before)} are now {human_size(report.bytes_after)}"
+    typer.echo(f"rewrote {report.num_groups} groups: {saved}")
+    if report.num_skipped:
+        typer.echo(f"skipped {report.num_skipped} groups that are damaged or in use: run it again")
 
 
 @app.command()

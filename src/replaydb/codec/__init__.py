@@ -1,5 +1,23 @@
-"""Payload codec: episodes to bytes and back, as flat columns in a safetensors frame."""
+"""Payload codec: episodes to bytes and back, as columns in a safetensors frame."""
 
-from replaydb.codec.payload import VERSION, checksum_of, decode, encode, mismatch
+from replaydb.codec.payload import (
+    VERSION,
+    Part,
+    checksum_of,
+    decode,
+    decode_parts,
+    encode,
+    encode_parts,
+    mismatch,
+)
 
-__all__ = ["VERSION", "checksum_of", "decode", "encode", "mismatch"]
+__all__ = [
+    "VERSION",
+    "Part",
+    "checksum_of",
+    "decode",
+    "decode_parts",
+    "encode",
+    "encode_parts",
+    "mismatch",
+]

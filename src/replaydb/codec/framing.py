@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,10 @@ FREE_EXPANSION_BYTES = 2**26
 MAX_EXPANSION_RATIO = 100
 MAX_DIMENSIONS = 64  # of numpy
 
-_CODES = {name: code for code, name in (NUMPY_CODES | TORCH_CODES).items()}
-_BITS = {code: np.dtype(name).newbyteorder("<") for code, name in NUMPY_CODES.items()}
-_BITS |= {code: np.dtype("<i2" if code == "BF16" else "u1") for code in TORCH_CODES}
+#: Safetensors codes by name of the dtype, and dtypes of the bits by code.
+CODES = {name: code for code, name in (NUMPY_CODES | TORCH_CODES).items()}
+BITS = {code: np.dtype(name).newbyteorder("<") for code, name in NUMPY_CODES.items()}
+BITS |= {code: np.dtype("<i2" if code == "BF16" else "u1") for code in TORCH_CODES}
 
 
 def corrupt(reason: str, cause: Exception | None = None) -> NoReturn:
@@ -39,16 +40,20 @@ def corrupt(reason: str, cause: Exception | None = None) -> NoReturn:
     raise CorruptPayloadError(reason) from cause
 
 
-def write(tensors: dict[str, Array], version: int) -> memoryview:
-    """Return a safetensors blob in reusable memory. The same tensors give the same bytes."""
-    header: dict[str, Any] = {"__metadata__": {_VERSION_KEY: str(version)}}
+def write(tensors: dict[str, Array], version: int, columns: str | None = None) -> memoryview:
+    """Return a safetensors blob in reusable memory. The same tensors give the same bytes.
+
+    `columns`: how columns are stored, see `compaction`.
+    """
+    metadata = {_VERSION_KEY: str(version)} | ({} if columns is None else {"columns": columns})
+    header: dict[str, Any] = {"__metadata__": metadata}
     offsets: list[tuple[int, NDArray[Any]]] = []
     end = 0
     # Wider dtypes come first, so all tensors are aligned.
     for name, array in sorted(tensors.items(), key=lambda one: (-one[1].itemsize, one[0])):
         begin, end = end, end + array.nbytes
         header[name] = {
-            "dtype": _CODES[dtype_name(array)],
+            "dtype": CODES[dtype_name(array)],
             "shape": array.shape,
             "data_offsets": (begin, end),
         }
@@ -63,7 +68,21 @@ def write(tensors: dict[str, Array], version: int) -> memoryview:
     return blob.toreadonly()
 
 
-def read(data: memoryview, newest: int) -> Tensors:
+class Blob(NamedTuple):
+    """A safetensors blob.
+
+    Attributes:
+        version: Version of the payload format.
+        tensors: Views of its tensors.
+        columns: How columns are stored, see `compaction`.
+    """
+
+    version: int
+    tensors: Tensors
+    columns: str | None
+
+
+def read(data: memoryview, newest: int) -> Blob:
     """Return views of the tensors in a blob of version `newest` or older.
 
     Raises:
@@ -95,7 +114,7 @@ def read(data: memoryview, newest: int) -> Tensors:
         begin += tensors[name][1].nbytes
     if end + begin != len(data):
         corrupt(f"{len(data)} bytes, where the header describes {end + begin}")
-    return tensors
+    return Blob(int(version), tensors, metadata.get("columns"))
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any]:
@@ -119,7 +138,7 @@ def compress(blob: memoryview) -> bytes | memoryview:
     Raises:
         NotSupportedError: zstandard is not installed.
     """
-    frame: bytes = _zstandard().ZstdCompressor().compress(blob)
+    frame: bytes = zstandard_library().ZstdCompressor().compress(blob)
     return frame if len(blob) <= _most_expanded(len(frame)) else blob
 
 
@@ -133,7 +152,7 @@ def decompress(data: memoryview) -> memoryview:
     """
     if data[:4] != _ZSTD_MAGIC:
         return data
-    zstandard = _zstandard()
+    zstandard = zstandard_library()
     try:
         size = zstandard.get_frame_parameters(data).content_size
         if size > _most_expanded(len(data)):  # also true for an unknown size
@@ -153,19 +172,28 @@ def _tensor(data: memoryview, start: int, spec: Any, begin: int) -> tuple[str, N
     """Return one tensor, which must begin at `begin` in the bytes from `start` on."""
     code, shape = spec["dtype"], spec["shape"]
     first, last = spec["data_offsets"]
-    dtype = _BITS[code]
+    dtype = BITS[code]
     # A product with text is the repeated text, and one of many large numbers takes long.
     if len(shape) > MAX_DIMENSIONS or any([type(length) is not int for length in shape]):
         raise ValueError(f"a shape of other values than at most {MAX_DIMENSIONS} integers")
     if first != begin or last - first != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{code} {shape} cannot lie at {first}..{last}, after {begin}")
-    array: NDArray[Any] = np.ndarray(shape, dtype, data, start + first)
+    return code, checked(code, np.ndarray(shape, dtype, data, start + first))
+
+
+def checked(code: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a type if its bytes are values of it.
+
+    Raises:
+        ValueError: A bool has a byte that is neither true nor false.
+    """
     if code == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
         raise ValueError("bytes that are neither true nor false")
-    return code, array
+    return array
 
 
-def _zstandard() -> ModuleType:
+def zstandard_library() -> ModuleType:
+    """Return the module `zstandard`, or raise `NotSupportedError`."""
     extras.need("zstd", "a compressed payload")
 
     import zstandard

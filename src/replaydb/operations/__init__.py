@@ -1,11 +1,12 @@
 """Maintenance operations on a whole store.
 
-copy     copy a store to another database, engine or payload location
-doctor   check the health of a store and its database
-removal  delete groups, draws, buffers and runs in short transactions
-roles    PostgreSQL roles with the least privileges
-vacuum   reclaim disk space
-verify   check every payload, row and counter; repair counters
+copy       copy a store to another database, engine or payload location
+doctor     check the health of a store and its database
+removal    delete groups, draws, buffers and runs in short transactions
+rewriting  rewrite payloads of older formats
+roles      PostgreSQL roles with the least privileges
+vacuum     reclaim disk space
+verify     check every payload, row and counter; repair counters
 """
 
 from replaydb.domain.results import Finding
@@ -18,6 +19,7 @@ from replaydb.operations.removal import (
     prune_draws,
     prune_groups,
 )
+from replaydb.operations.rewriting import RewriteReport, rewrite_payloads
 from replaydb.operations.roles import roles
 from replaydb.operations.vacuum import VacuumReport, vacuum
 from replaydb.operations.verify import Problem, VerifyReport, verify
@@ -28,6 +30,7 @@ __all__ = [
     "Finding",
     "Problem",
     "Removal",
+    "RewriteReport",
     "VacuumReport",
     "VerifyReport",
     "copy",
@@ -36,6 +39,7 @@ __all__ = [
     "examine",
     "prune_draws",
     "prune_groups",
+    "rewrite_payloads",
     "roles",
     "vacuum",
     "verify",

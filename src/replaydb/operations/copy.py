@@ -250,7 +250,16 @@ class _Copying:
         self, sound: Sequence[tuple[Part, bytes | memoryview]], *, outside: bool
     ) -> None:
         records = [
-            PayloadRecord(one.part, data, one.checksum, one.codec_version) for one, data in sound
+            PayloadRecord(
+                one.part,
+                data,
+                one.checksum,
+                one.codec_version,
+                one.field,
+                one.of_part,
+                one.expanded_bytes,
+            )
+            for one, data in sound
         ]
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
@@ -260,8 +269,7 @@ class _Copying:
         def insert(session: Session) -> None:
             packs.enter(session, records)
             parts = [
-                record.row(one.group_id, one.part)
-                for record, (one, _) in zip(records, sound, strict=True)
+                record.row(one.group_id) for record, (one, _) in zip(records, sound, strict=True)
             ]
             session.run_many(insert_into(payload), parts)
 

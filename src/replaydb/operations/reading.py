@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from replaydb import codec
@@ -38,6 +40,9 @@ class Part(NamedTuple):
     part: int
     codec_version: int
     checksum: int
+    field: str | None
+    of_part: int | None
+    expanded_bytes: int | None
     length: int
 
 
@@ -55,8 +60,15 @@ class Fetched:
 
 
 def batches(found: Iterable[Values]) -> Iterator[list[Part]]:
-    """Return payloads by group id, in batches of up to `BATCH_BYTES`."""
-    return chunks(sorted(Part(*row) for row in found), lambda part: part.length or 0, BATCH_BYTES)
+    """Return payloads by group id, in batches of up to `BATCH_BYTES` or one group."""
+    parts = sorted(Part(*row) for row in found)
+    whole = [list(mine) for _, mine in groupby(parts, attrgetter("group_id"))]
+    for several in chunks(whole, _num_bytes, BATCH_BYTES):
+        yield [part for mine in several for part in mine]
+
+
+def _num_bytes(parts: Iterable[Part]) -> int:
+    return sum(part.length or 0 for part in parts)
 
 
 async def fetch(read: Read, payloads: Payloads, wanted: Sequence[Part]) -> Fetched:

@@ -115,7 +115,7 @@ async def test_large_puts_do_not_wait_for_each_other(
     monkeypatch.setattr("replaydb.database.runtime.group_commit.MOST_BYTES", 100_000)
     await buffer.put(group())
     with counted_commits(store) as commits:
-        await asyncio.gather(*(buffer.put(long_group(f"{i}", 6_000)) for i in range(8)))
+        await asyncio.gather(*(buffer.put(long_group(f"{i}", 14_000)) for i in range(8)))
     assert 3 <= len(commits) <= 8
     assert await buffer.count() == 9
 

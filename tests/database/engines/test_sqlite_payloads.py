@@ -27,7 +27,7 @@ async def test_large_payloads_reuse_memory(sqlite_url: str) -> None:
         gc.collect()  # memory of earlier tests
         for number in range(8):
             batch = await buffer.sample(1)
-            found = batch[0].parts[0].token_ids
+            found = batch[0].episodes[0].token_ids
             assert (found == tokens).all()
             if number >= 2:  # memory of the put may be freed during the first draws
                 addresses.add(found.ctypes.data)
@@ -47,10 +47,10 @@ async def test_large_payloads_are_read_while_another_process_writes(sqlite_url: 
             writer.execute("BEGIN IMMEDIATE")
             async with asyncio.timeout(60):
                 [found] = await buffer.get([one])
-            assert (found.parts[0].token_ids == tokens).all()
+            assert (found.episodes[0].token_ids == tokens).all()
         async with Store.open(sqlite_url, read_only=True) as reader:
             [found] = await (await reader.buffer("math")).get([one])
-            assert (found.parts[0].token_ids == tokens).all()
+            assert (found.episodes[0].token_ids == tokens).all()
 
 
 async def test_rows_of_payloads_are_found_by_an_index(sqlite_url: str) -> None:

@@ -38,16 +38,27 @@ from support.groups import episode, group, groups
 from support.revisions import NEXT, release_next
 
 LATER = "0.2.0"
+#: The newest payload format, and that of the later release.
+FORMAT = max(FORMATS)
+LATER_FORMAT = FORMAT + 1
 
 
 @pytest.fixture
-def _newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is a later release, with one more revision and payload format."""
+def _newer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    _migrated_file: Path,
+    _migrated_template: str,
+) -> None:
+    """This process is a later release, with one more revision and payload format.
+
+    The tables that all tests copy were created by this one.
+    """
     release_next(tmp_path, monkeypatch, "pass")
     monkeypatch.setattr(release, "VERSION", LATER)
     monkeypatch.setattr(revisions, "RELEASES", RELEASES | {NEXT: LATER})
-    monkeypatch.setattr(revisions, "FORMATS", FORMATS | {2: NEXT})
-    monkeypatch.setattr(payload_format, "VERSION", 2)
+    monkeypatch.setattr(revisions, "FORMATS", FORMATS | {LATER_FORMAT: NEXT})
+    monkeypatch.setattr(payload_format, "VERSION", LATER_FORMAT)
 
 
 async def required(url: str) -> tuple[str, int]:
@@ -93,24 +104,24 @@ async def test_a_new_store_writes_the_newest_format(url: str) -> None:
 async def test_a_new_store_of_a_later_release_writes_its_format(empty_url: str) -> None:
     async with rdb.Store.open(empty_url, migrate=True) as store:
         await (await store.buffer("math")).put(group())
-    assert await required(empty_url) == (LATER, 2)
-    assert await formats(empty_url) == [2]
+    assert await required(empty_url) == (LATER, LATER_FORMAT)
+    assert await formats(empty_url) == [LATER_FORMAT]
 
 
 @pytest.mark.usefixtures("_newer")
 async def test_an_existing_store_writes_a_format_only_on_request(own_url: str) -> None:
     async with rdb.Store.open(own_url, migrate=True) as store:
-        assert await required(own_url) == ("0.1.0", 1)
+        assert await required(own_url) == ("0.1.0", FORMAT)
         math = await store.buffer("math")
         await math.put(group("old"))
         await math.open_group("math", "open", 1)
-        assert await formats(own_url) == [1]
-        await migrations.write_format(own_url, 2)
-        assert await required(own_url) == (LATER, 2)
+        assert await formats(own_url) == [FORMAT]
+        await migrations.write_format(own_url, LATER_FORMAT)
+        assert await required(own_url) == (LATER, LATER_FORMAT)
         await math.put(group("unaware"))  # what this process knows is of its last transaction
         await math.put(group("new"))
         await math.add_episode("open", episode(1.0))
-        assert sorted(await formats(own_url)) == [1, 2]
+        assert sorted(await formats(own_url)) == [FORMAT, LATER_FORMAT]
         ids = [one.id for one in await math.find()]
         assert [len(one.episodes) for one in await math.get(ids)] == [2, 1, 2, 2]
         assert len((await math.sample(4)).ids) == 4
@@ -120,44 +131,46 @@ async def test_an_existing_store_writes_a_format_only_on_request(own_url: str) -
 async def test_a_downgrade_below_stored_payloads_is_refused(own_url: str) -> None:
     before = REVISIONS[-1]
     await migrations.upgrade(own_url)
-    await migrations.write_format(own_url, 2)
+    await migrations.write_format(own_url, LATER_FORMAT)
     await migrations.downgrade(own_url, before)  # nothing is stored in it
-    assert await required(own_url) == ("0.1.0", 1)
+    assert await required(own_url) == ("0.1.0", FORMAT)
 
     await migrations.upgrade(own_url)
-    await migrations.write_format(own_url, 2)
+    await migrations.write_format(own_url, LATER_FORMAT)
     async with rdb.Store.open(own_url) as store:
         math = await store.buffer("math")
         await math.put(group())
         for change in (
             migrations.downgrade(own_url, before),
             migrations.downgrade(own_url, "0005"),
-            migrations.write_format(own_url, 1),
+            migrations.write_format(own_url, FORMAT),
         ):
             with pytest.raises(rdb.SchemaError, match="1 groups have payloads of a later format"):
                 await change
         assert await migrations.current(own_url) == NEXT
-        assert await required(own_url) == (LATER, 2)
+        assert await required(own_url) == (LATER, LATER_FORMAT)
         await math.delete([1])
-        await migrations.write_format(own_url, 1)
-        assert await required(own_url) == ("0.1.0", 1)
+        await migrations.write_format(own_url, FORMAT)
+        assert await required(own_url) == ("0.1.0", FORMAT)
 
 
 @pytest.mark.usefixtures("_newer")
 @pytest.mark.parametrize("adds", [False, True])
 async def test_what_was_encoded_before_a_downgrade_is_not_stored(own_url: str, adds: bool) -> None:
     await migrations.upgrade(own_url)
-    await migrations.write_format(own_url, 2)
+    await migrations.write_format(own_url, LATER_FORMAT)
     async with rdb.Store.open(own_url) as store:
         math = await store.buffer("math")
         await math.open_group("math", "open", 1)
-        await migrations.write_format(own_url, 1)
+        await migrations.write_format(own_url, FORMAT)
         call = math.add_episode("open", episode(1.0)) if adds else math.put(group())
-        with pytest.raises(rdb.SchemaOutOfDateError, match="downgraded to payload format 1"):
+        with pytest.raises(
+            rdb.SchemaOutOfDateError, match=f"downgraded to payload format {FORMAT}"
+        ):
             await call
         assert await formats(own_url) == []
         await (math.add_episode("open", episode(1.0)) if adds else math.put(group()))
-        assert await formats(own_url) == [1]
+        assert await formats(own_url) == [FORMAT]
 
 
 async def test_an_open_client_that_becomes_too_old_is_told(url: str) -> None:
@@ -242,20 +255,23 @@ async def test_a_damaged_row_is_reported_and_replaced(own_url: str, change: Exec
     (found,) = [one for one in await doctor.examine(own_url) if one.subject == "tables"]
     assert revisions.DAMAGED in found.text
     assert found.fix == "replaydb db write-format NUMBER"
-    await migrations.write_format(own_url, 1)
+    await migrations.write_format(own_url, FORMAT)
     assert await migrations.check(own_url) == ()
-    assert await required(own_url) == ("0.1.0", 1)
+    assert await required(own_url) == ("0.1.0", FORMAT)
 
 
 async def test_a_payload_of_a_later_format_is_not_damaged(own_url: str) -> None:
-    later = bytes(framing.write({}, 2))
+    later = bytes(framing.write({}, LATER_FORMAT))
     async with rdb.Store.open(own_url) as store:
         math = await store.buffer("math")
         await math.put(groups(2))
         async with transaction(own_url) as connection:
-            values = {"data": later, "checksum": codec.checksum_of(later), "codec_version": 2}
+            values = {"data": later, "checksum": codec.checksum_of(later)}
+            values |= {"codec_version": LATER_FORMAT}
             await connection.execute(update(payload).where(payload.c.group_id == 1).values(values))
-        with pytest.raises(rdb.ClientTooOldError, match=r"payload format 2, .* reads up to 1"):
+        with pytest.raises(
+            rdb.ClientTooOldError, match=rf"payload format {LATER_FORMAT}, .* reads up to {FORMAT}"
+        ):
             await math.get([1])
         assert [one.group_uid for one in await math.get([2])] == ["gsm8k-1"]
         assert {one.status for one in await math.find()} == {rdb.GroupStatus.COMPLETED}
@@ -287,7 +303,7 @@ def test_connected_clients_that_would_be_too_old_are_named(own_url: str) -> None
         async with rdb.Store.open(own_url) as newer, rdb.Store.open(own_url + by_name) as older:
             for store in (newer, older):
                 await (await store.buffer("math")).put(group())
-            for command in (("upgrade",), ("write-format", "1")):
+            for command in (("upgrade",), ("write-format", str(FORMAT))):
                 refused = await asyncio.to_thread(run, *command, answer="n\n")
                 done = await asyncio.to_thread(run, *command, "--yes")
                 assert done.exit_code == 0
@@ -312,6 +328,6 @@ def test_an_unknown_format_is_refused(sqlite_url: str) -> None:
             migrations.outdated_clients(sqlite_url, number=number),
         ):
             with pytest.raises(
-                rdb.InvalidInputError, match=rf"number: expected one of \[1\], got {number}"
+                rdb.InvalidInputError, match=rf"number: expected one of \[1, 2\], got {number}"
             ):
                 asyncio.run(change)

@@ -28,6 +28,7 @@ async def checksums(url: str) -> dict[int, tuple[int, int]]:
 
 
 async def test_intact_and_damaged_payloads_stay_so(url: str) -> None:
+    await migrations.write_format(url, 1)
     async with rdb.Store.open(url) as store:
         ids = await (await store.buffer("math")).put(groups(150))  # several pages
     before = await checksums(url)

@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, func, select
 
 from replaydb.database.repository import capacity, groups, packs, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS, select_known_uids, update_each_group
@@ -23,7 +24,12 @@ from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
+from replaydb.database.tables.records import (
+    CONTEXT_PART,
+    EpisodeRecord,
+    PayloadRecord,
+    reward_facts,
+)
 from replaydb.database.tables.schema import episode, group, payload, transcript
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
@@ -61,8 +67,8 @@ class Addition:
 
     @property
     def payloads(self) -> list[PayloadRecord]:
-        """Its only payload."""
-        return [self.record.payload]
+        """The parts of its payload."""
+        return self.record.payloads
 
 
 def targets(session: Session, buffer_id: int, additions: Sequence[Addition]) -> dict[str, Any]:
@@ -89,7 +95,8 @@ def add(
     Raises:
         LostRaceError: Some groups were replaced or deleted before their tasks were locked.
     """
-    buffer.check_formats(addition.record.payload for addition in additions)
+    payloads = [part for addition in additions for part in addition.payloads]
+    buffer.check_formats(payloads)
     found = {row.id: row for row in groups.scalars(buffer.session, buffer.id, sorted(ids.values()))}
     is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
@@ -110,8 +117,9 @@ def add(
         taken[group_id].add(position)
         added.append(_Added(group_id, position, addition.record))
         outcomes.append(GroupStatus.PENDING)
-    counted = packs.enter(buffer.session, [one.record.payload for one in additions])
-    packs.settle(buffer.shares, counted, [one.record.payload for one in added])
+    counted = packs.enter(buffer.session, payloads)
+    stored = [part for one in added for part in one.record.payloads]
+    packs.settle(buffer.shares, counted, stored)
     if not added:
         return outcomes
 
@@ -185,16 +193,39 @@ def _choose_position(addition: Addition, group: Any, taken: Mapping[int, set[int
 
 
 def _insert(session: Session, added: Sequence[_Added]) -> None:
-    """Insert episodes, each as its own part of the payload."""
+    """Insert episodes, each as its own part of the payload, with a part for each heavy column."""
     episodes, payloads, transcripts = [], [], []
+    with_columns = sorted({one.group_id for one in added if len(one.record.payloads) > 1})
+    lowest = dict.fromkeys(with_columns, CONTEXT_PART)
+    if with_columns:
+        lowest |= {
+            row.group_id: min(row.part, CONTEXT_PART)
+            for row in session.run(_select_lowest_parts(with_columns))
+        }
     for group_id, position, record in added:
         episodes.append({"group_id": group_id, "position": position, **record.facts})
-        payloads.append(record.payload.row(group_id, position))
+        core, *columns = record.payloads
+        core.part = position
+        for column in columns:
+            lowest[group_id] -= 1
+            column.part, column.of_part = lowest[group_id], position
+        payloads += [part.row(group_id) for part in record.payloads]
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
     session.run_many(insert_into(episode), episodes)
     session.run_many(insert_into(payload), payloads)
     session.run_many(insert_into(transcript), transcripts)
+
+
+@prepared
+def _select_lowest_parts(ids: Any) -> Select[Any]:
+    """Select the lowest number of a part of each group."""
+    lowest = func.min(payload.c.part).label("part")
+    return (
+        select(payload.c.group_id, lowest)
+        .where(among(payload.c.group_id, ids))
+        .group_by(payload.c.group_id)
+    )
 
 
 def _summarise(

@@ -514,7 +514,7 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
 def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
     """Return the large rows of groups (payloads, episodes, texts), given what `group_id` is."""
     rows = list(records)
-    parts = [part.row(i, part.part) for i, record in rows for part in record.payloads]
+    parts = [part.row(i) for i, record in rows for part in record.payloads]
     episodes = [{"group_id": i, **child} for i, record in rows for child in record.episodes]
     texts = [{"group_id": i, **child} for i, record in rows for child in record.transcripts]
     writes = [

@@ -92,7 +92,9 @@ def columns(of: Table) -> tuple[ColumnClause[Any], ...]:
     if of is not payload:
         return tuple(own)
     length = func.coalesce(own.pack_length, func.length(own.data)).label(LENGTH)
-    return own.group_id, own.part, own.codec_version, own.checksum, length  # type: ignore[return-value]
+    located = ("data", "pack_id", "pack_offset", "pack_length")
+    shown: list[Any] = [one for one in own if one.name not in located]
+    return *shown, length
 
 
 @cache

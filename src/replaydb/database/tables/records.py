@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -16,9 +15,10 @@ from replaydb import codec
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.tables.column_types import Damaged
 from replaydb.domain import checks
-from replaydb.domain.episodes import EpisodeGroup, GroupStatus
-from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.group import reward_stats
+from replaydb.domain.episodes.turns import set_fields
 from replaydb.errors import CorruptPayloadError
 from replaydb.packs import PackDamage
 
@@ -69,10 +69,14 @@ class PayloadRecord:
     """One part of a payload, ready to be stored.
 
     Attributes:
-        part: Number of the part: the position of its first episode, or `CONTEXT_PART`.
+        part: Number of the part: the position of its first episode, or `CONTEXT_PART`; lower
+            numbers are those of columns.
         data: The encoded bytes.
         checksum: Checksum of `data`.
         codec_version: Payload format of `data`.
+        field: The column that the part holds; None: the episodes without heavy columns.
+        of_part: Number of the part with the episodes of the column.
+        expanded_bytes: Size of its tensors in memory; None in format 1.
         pack: Pack that holds the bytes, if they are outside the database.
         offset: Position of the first byte in the pack.
     """
@@ -81,21 +85,22 @@ class PayloadRecord:
     data: bytes | memoryview
     checksum: int
     codec_version: int
+    field: str | None = None
+    of_part: int | None = None
+    expanded_bytes: int | None = None
     pack: Pack | None = None
     offset: int = 0
 
-    @classmethod
-    def of(cls, part: int, data: bytes | memoryview, codec_version: int) -> Self:
-        """Create a part from encoded episodes."""
-        return cls(part, data, codec.checksum_of(data), codec_version)
-
-    def row(self, group_id: int, part: int) -> dict[str, Any]:
+    def row(self, group_id: int) -> dict[str, Any]:
         """Return the columns of `payload`."""
         row: dict[str, Any] = {
             "group_id": group_id,
-            "part": part,
+            "part": self.part,
             "codec_version": self.codec_version,
             "checksum": self.checksum,
+            "field": self.field,
+            "of_part": self.of_part,
+            "expanded_bytes": self.expanded_bytes,
         }
         if self.pack is None:
             return row | {"data": self.data}
@@ -173,12 +178,9 @@ def to_record(
     elif callable(priority):
         priority = priority(group)
     is_highest = isinstance(priority, str) and priority == "max"
-    # Episodes that were added one by one are stored as one part.
-    single = len(group.parts) == 1
-    whole = group.parts[0] if single else flatten(group.episodes, group.context)
-    data: bytes | memoryview = b""
-    if group.parts:
-        data = codec.encode(whole, compression=compression, version=version)
+    episodes = group.episodes
+    payloads = payload_records(dict(enumerate(episodes)), group.context, compression, version)
+    rows = [episode_row(one) for one in episodes]
     texts = group.texts
     facts = {
         "group_uid": group.group_uid,
@@ -188,10 +190,10 @@ def to_record(
         "priority": None if is_highest else checks.priority("priority", priority),
         "min_policy_version": group.min_policy_version,
         "max_policy_version": group.max_policy_version,
-        "num_episodes": whole.num_episodes,
+        "num_episodes": len(episodes),
         "expected_episodes": group.expected_episodes,
-        "num_tokens": whole.num_tokens,
-        "num_bytes": len(data),
+        "num_tokens": sum(row["num_tokens"] for row in rows),
+        "num_bytes": sum(len(part.data) for part in payloads),
         **reward_facts(group.rewards),
         "times_sampled": 0,
         "attempts": 0,
@@ -202,12 +204,55 @@ def to_record(
     }
     return GroupRecord(
         facts,
-        [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
+        [{"position": i, **row} for i, row in enumerate(rows)],
         [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
-        [PayloadRecord.of(0 if whole.num_episodes else CONTEXT_PART, data, version)]
-        if data
-        else [],
+        payloads,
     )
+
+
+def payload_records(
+    episodes: Mapping[int, Episode],
+    context: GroupContext,
+    compression: Literal["zstd"] | None,
+    version: int,
+) -> list[PayloadRecord]:
+    """Encode episodes, by position, and the context of their group.
+
+    Adjacent episodes are in one part. If there is none at position 0, the context is in a part of
+    its own, because an episode may be added there.
+    """
+    runs: dict[int, list[Episode]] = {}
+    if context and 0 not in episodes:
+        runs[CONTEXT_PART] = []
+    number = CONTEXT_PART
+    for position, episode in episodes.items():
+        if position - 1 not in episodes:
+            number = position
+        runs.setdefault(number, []).append(episode)
+    found: list[PayloadRecord] = []
+    for i, (number, mine) in enumerate(runs.items()):
+        given = GroupContext() if i else context
+        parts = codec.encode_parts(mine, given, compression=compression, version=version)
+        found += _records_of(parts, number, version, len(found))
+    return found
+
+
+def _records_of(
+    parts: Sequence[codec.Part], number: int, version: int, num_before: int = 0
+) -> list[PayloadRecord]:
+    """Return the records of the parts of a payload. Columns have numbers below all others."""
+    return [
+        PayloadRecord(
+            part=number if one.field is None else CONTEXT_PART - num_before - i,
+            data=one.data,
+            checksum=codec.checksum_of(one.data),
+            codec_version=version,
+            field=one.field,
+            of_part=None if one.field is None else number,
+            expanded_bytes=one.expanded_bytes,
+        )
+        for i, one in enumerate(parts)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +261,12 @@ class EpisodeRecord:
 
     Attributes:
         facts: Columns of `episode`, without `group_id` and `position`.
-        payload: The part of the payload that holds it.
+        payloads: The parts of the payload that hold it.
         text: Transcript of the episode, if it has one.
     """
 
     facts: dict[str, Any]
-    payload: PayloadRecord
+    payloads: list[PayloadRecord]
     text: str | None
 
     @property
@@ -233,18 +278,17 @@ class EpisodeRecord:
     @property
     def num_bytes(self) -> int:
         """Size of its payload in bytes."""
-        return len(self.payload.data)
+        return sum(len(part.data) for part in self.payloads)
 
 
 def to_episode_record(
-    flat: FlatEpisodes,
-    text: str | None,
+    episode: Episode,
     compression: Literal["zstd"] | None,
     version: int = codec.VERSION,
 ) -> EpisodeRecord:
-    """Encode a single flattened episode in a version of the payload format."""
-    data = codec.encode(flat, compression=compression, version=version)
-    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data, version), text)
+    """Encode a single episode in a version of the payload format."""
+    parts = codec.encode_parts([episode], compression=compression, version=version)
+    return EpisodeRecord(episode_row(episode), _records_of(parts, 0, version), episode.text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
@@ -252,39 +296,19 @@ def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
     return {f"reward_{name}": value for name, value in reward_stats(rewards)._asdict().items()}
 
 
-def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
-    """Return the columns of `episode` that follow from the episodes themselves."""
-    bounds = pairwise(flat.offsets.tolist())
-    turns = [1] * flat.num_episodes if flat.turns is None else flat.turns.counts.clip(1).tolist()
-    columns = zip(
-        flat.rewards.tolist(),
-        flat.advantages.tolist(),
-        flat.lengths.tolist(),
-        bounds,
-        turns,
-        flat.min_policy_versions.tolist(),
-        flat.max_policy_versions.tolist(),
-        flat.finish_reasons,
-        flat.metadata,
-        strict=True,
-    )
-    return [
-        {
-            "reward": None if reward != reward else reward,
-            "advantage": None if advantage != advantage else advantage,
-            "num_tokens": num_tokens,
-            "num_loss_tokens": int(np.count_nonzero(flat.loss_mask[begin:end])),
-            "num_turns": num_turns,
-            "min_policy_version": None if oldest == NO_VERSION else oldest,
-            "max_policy_version": None if newest == NO_VERSION else newest,
-            "finish_reason": finish_reason,
-            "metadata": metadata,
-        }
-        for (
-            reward, advantage, num_tokens, (begin, end), num_turns, oldest, newest,
-            finish_reason, metadata,
-        ) in columns
-    ]  # fmt: skip
+def episode_row(one: Episode) -> dict[str, Any]:
+    """Return the columns of `episode` that follow from the episode itself."""
+    return {
+        "reward": one.reward,
+        "advantage": one.advantage,
+        "num_tokens": one.num_tokens,
+        "num_loss_tokens": one.num_loss_tokens,
+        "num_turns": one.num_turns,
+        "min_policy_version": one.min_policy_version,
+        "max_policy_version": one.max_policy_version,
+        "finish_reason": one.finish_reason,
+        "metadata": one.metadata,
+    }
 
 
 @dataclass(slots=True)
@@ -403,6 +427,8 @@ def _check_kinds(part: Facts) -> None:
     for name, kind in kinds.items():
         if not isinstance(part[name], kind):
             raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")
+    if part["checksum"] is not None and (wrong := codec.mismatch(part["data"], part["checksum"])):
+        raise CorruptPayloadError(wrong)
 
 
 def _from_parts(
@@ -411,10 +437,28 @@ def _from_parts(
     parts = list(parts)
     for part in parts:
         _check_kinds(part)
-    ordered = sorted(parts, key=lambda part: int(part["part"]))
-    flat = {part["part"]: codec.decode(part["data"], part["checksum"]) for part in ordered}
-    found = sum(part.num_episodes for part in flat.values())
-    if found != facts["num_episodes"]:
-        reason = f"{found} episodes stored, {facts['num_episodes']} expected"
+    columns: dict[int, list[Facts]] = {}
+    for part in parts:
+        if part["field"] is not None:
+            columns.setdefault(part["of_part"], []).append(part)
+    episodes: dict[int, Episode] = {}
+    context = GroupContext()
+    cores = [part for part in parts if part["field"] is None]
+    for i, part in enumerate(sorted(cores, key=lambda part: int(part["part"]))):
+        number = part["part"]
+        mine = [part, *columns.pop(number, ())]
+        contents = codec.decode_parts(
+            [one["data"] for one in mine], [one["expanded_bytes"] for one in mine]
+        )
+        episodes |= dict(enumerate(contents.episodes, number))
+        if not i:
+            context = contents.context
+    if columns:
+        raise CorruptPayloadError(f"columns of parts that do not exist: {sorted(columns)}")
+    if len(episodes) != facts["num_episodes"]:
+        reason = f"{len(episodes)} episodes stored, {facts['num_episodes']} expected"
         raise CorruptPayloadError(reason)
-    return StoredGroup(facts, flat, texts)
+    for position, text in (texts or {}).items():
+        if position in episodes:
+            set_fields(episodes[position], text=text)
+    return StoredGroup(facts, episodes, context)

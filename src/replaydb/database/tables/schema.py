@@ -48,13 +48,13 @@ from replaydb.domain.results import DrawOutcome
 
 #: Every revision in `migrations/`, the newest last, with the first release that has it. Opening a
 #: store compares with the last one, and so does not need alembic.
-RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 13)}
+RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 14)}
 REVISIONS = tuple(RELEASES)
 #: Revisions that a client must know to use the tables. All others are additive: see
 #: `docs/migrations.md`.
 BREAKING = frozenset({"0012"})
 #: Payload formats, and for each the revision whose clients are the first to read it.
-FORMATS = {1: "0001"}
+FORMATS = {1: "0001", 2: "0013"}
 
 metadata = MetaData(
     naming_convention={
@@ -367,6 +367,12 @@ payload = Table(
     Column("pack_id", ForeignKey("pack.id", deferrable=True, initially="DEFERRED")),
     Column("pack_offset", BigInteger),
     Column("pack_length", BigInteger),
+    # The column that the part holds; NULL: all others, and the structure of its episodes.
+    Column("field", Text),
+    # The part whose episodes the column belongs to.
+    Column("of_part", Integer),
+    # Size of the tensors in memory. NULL in format 1.
+    Column("expanded_bytes", BigInteger),
     CheckConstraint(
         "data IS NOT NULL AND pack_id IS NULL OR data IS NULL AND pack_id IS NOT NULL "
         "AND pack_offset IS NOT NULL AND pack_length IS NOT NULL",
@@ -375,6 +381,14 @@ payload = Table(
     postgresql_with=_VACUUM_AT_ONCE,
 )
 _index("ix_payload_pack_id", payload.c.pack_id, where=payload.c.pack_id.is_not(None))
+# SQLite reads all pages of a large value to reach a column behind it, so columns are found here.
+_index(
+    "ix_payload_field",
+    payload.c.group_id,
+    payload.c.field,
+    payload.c.part,
+    where=payload.c.field.is_not(None),
+)
 
 transcript = Table(
     "transcript",

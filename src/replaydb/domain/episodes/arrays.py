@@ -7,7 +7,7 @@ torch is only looked up in `sys.modules`: if it is not imported, no argument is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -238,35 +238,6 @@ def spread_named(
     return {
         name: spread(f"{field}[{name!r}]", array, total, response) for name, array in arrays.items()
     }
-
-
-def concatenate_named(
-    field: str, segments: Sequence[Mapping[str, Array]], lengths: Sequence[int]
-) -> dict[str, Array]:
-    """Concatenate named arrays of consecutive segments, [sum of lengths, ...] each.
-
-    Segments without an array of a name get zeros.
-
-    Raises:
-        InvalidInputError: The arrays of a name have several dtypes or shapes.
-    """
-    joined: dict[str, Array] = {}
-    for name in dict.fromkeys(name for segment in segments for name in segment):
-        given = [segment[name] for segment in segments if name in segment]
-        kinds = {(dtype_name(array), *array.shape[1:]) for array in given}
-        if len(kinds) > 1:
-            actual = sorted(map(str, kinds))
-            raise InvalidInputError(
-                f"{field}[{name!r}]", "one dtype and shape in all turns", actual
-            )
-        values = np.zeros((sum(lengths), *given[0].shape[1:]), bits(given[0]).dtype)
-        end = 0
-        for segment, length in zip(segments, lengths, strict=True):
-            end += length
-            if name in segment:
-                values[end - length : end] = bits(segment[name])
-        joined[name] = from_bits(fixed(values), dtype_name(given[0]))
-    return joined
 
 
 def spread(field: str, array: _A, total: int, response: int | None = None) -> _A:

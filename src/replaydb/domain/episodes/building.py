@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,38 +13,70 @@ from replaydb.domain.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
-    concatenate_named,
-    frozen,
+    bits,
+    dtype_name,
+    fixed,
+    from_bits,
     same,
     spread,
     to_bool,
     to_int32,
+    to_logprobs,
     to_versions,
 )
-from replaydb.domain.episodes.turns import Turn
+from replaydb.domain.episodes.segments import (
+    EXTRA,
+    LOGPROBS,
+    LOSS_MASK,
+    TOKEN_IDS,
+    TOKEN_VERSIONS,
+    Column,
+    Segment,
+    column_of,
+    response_column,
+)
+from replaydb.domain.episodes.turns import Turn, extra_columns
 from replaydb.errors import InvalidInputError
+
+_A = TypeVar("_A", bound=Array)
 
 #: Name of the token extra with the rewards of merged turns.
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - not a password
 
+#: Names that no extra of an episode may have.
+CORE_FIELDS = frozenset(
+    {
+        *("token_ids", "loss_mask", "logprobs", "prompt_length", "reward", "advantage"),
+        *("policy_version", "finish_reason", "token_extras", "extras", "metadata", "text"),
+        *("turns", "prompt_ids", "response_ids"),
+    }
+)
+
 
 class Row(NamedTuple):
-    """Common form of the three ways to build an episode. The last four fields are for turns."""
+    """Common form of the three ways to build an episode.
 
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    logprobs: ArrayLike | None
-    prompt_length: int
-    policy_version: ArrayLike | None
-    response: int | None = None
-    reward: float | None = None
+    Attributes:
+        segment: Its tokens, if it is not built from turns.
+        version: Policy version of the episode, int32 [T] only with turns.
+        turns: The turns.
+        reward: Sum of the rewards of the turns.
+        taken: Names of token extras of turns, and of their rewards.
+    """
+
+    segment: Segment | None
+    version: Versions
     turns: tuple[Turn, ...] = ()
-    token_extras: Mapping[str, Array] = MappingProxyType({})
+    reward: float | None = None
     taken: frozenset[str] = frozenset()
 
 
 def row_of_tokens(
-    token_ids: ArrayLike, loss_mask: ArrayLike, logprobs: ArrayLike, version: ArrayLike
+    token_ids: ArrayLike,
+    loss_mask: ArrayLike,
+    logprobs: ArrayLike,
+    version: ArrayLike,
+    extras: Mapping[str, ArrayLike] | None,
 ) -> Row:
     """Return the row for `token_ids` and `loss_mask`."""
     tokens = to_int32("token_ids", token_ids)
@@ -53,7 +84,7 @@ def row_of_tokens(
         raise InvalidInputError("loss_mask", f"shape [{len(tokens)}]", None)
     mask = spread("loss_mask", to_bool("loss_mask", loss_mask), len(tokens))
     prompt_length = int(mask.argmax()) if mask.any() else len(mask)
-    return Row(tokens, mask, logprobs, prompt_length, version)
+    return row_of(tokens, prompt_length, mask, logprobs, version, extras, None)
 
 
 def row_of_response(
@@ -62,88 +93,226 @@ def row_of_response(
     loss_mask: ArrayLike,
     logprobs: ArrayLike,
     version: ArrayLike,
+    extras: Mapping[str, ArrayLike] | None,
 ) -> Row:
     """Return the row for `prompt_ids` and `response_ids`."""
     prompt = to_int32("prompt_ids", prompt_ids)
     reply = to_int32("response_ids", response_ids)
-    tokens = frozen(np.concatenate([prompt, reply]), "<i4")
-    mask = np.ones(len(reply), bool) if loss_mask is None else to_bool("loss_mask", loss_mask)
-    mask = spread("loss_mask", mask, len(tokens), len(reply))
-    return Row(tokens, mask, logprobs, len(prompt), version, len(reply))
+    tokens = fixed(np.concatenate([prompt, reply]))
+    mask = None if loss_mask is None else to_bool("loss_mask", loss_mask)
+    return row_of(tokens, len(prompt), mask, logprobs, version, extras, len(reply))
+
+
+def row_of(
+    tokens: NDArray[np.int32],
+    prompt_length: int,
+    mask: NDArray[np.bool_] | None,
+    logprobs: ArrayLike | None,
+    version: ArrayLike | None,
+    extras: Mapping[str, ArrayLike] | None,
+    response: int | None,
+) -> Row:
+    """Return the row of tokens and their values.
+
+    Args:
+        tokens: Ids of all tokens.
+        prompt_length: Number of tokens of the prompt.
+        mask: Which tokens are in the loss. Default: the response.
+        logprobs: Logprobs.
+        version: A policy version, or one for each token.
+        extras: Token extras.
+        response: Number of tokens of the response, if arrays may have only their values.
+    """
+    length = len(tokens)
+    columns = {TOKEN_IDS: Column(((0, tokens),), length)}
+    if mask is not None:
+        column = mask_column(_checked("loss_mask", mask, length, response), length, prompt_length)
+        columns |= {} if column is None else {LOSS_MASK: column}
+    if logprobs is not None:
+        given = _checked("logprobs", to_logprobs(logprobs), length, response)
+        columns[LOGPROBS] = _column(given, length, prompt_length)
+    versions = to_versions(version, length, response)
+    if isinstance(versions, np.ndarray):
+        columns[TOKEN_VERSIONS] = version_column(versions, prompt_length)
+        versions = None
+    columns |= extra_columns(extras, CORE_FIELDS, length, prompt_length, response)
+    return Row(Segment(length, prompt_length, columns), versions)
+
+
+def mask_column(mask: NDArray[np.bool_], length: int, prompt_length: int) -> Column | None:
+    """Return the column of a loss mask, [T] or [R]; None if exactly the response is in the loss."""
+    column = _column(mask, length, prompt_length)
+    [(at, values)] = column.pieces
+    return None if at == prompt_length and values.all() else column
+
+
+def version_column(versions: NDArray[np.int32], prompt_length: int) -> Column:
+    """Return the column of the versions of all tokens. Those of the prompt are usually implied."""
+    length = len(versions)
+    if (
+        prompt_length < length
+        and (versions[:prompt_length] == versions[prompt_length:].min()).all()
+    ):
+        return response_column(versions[prompt_length:], length)
+    return Column(((0, versions),), length)
+
+
+def _column(values: Array, length: int, prompt_length: int) -> Column:
+    """Return the column of values [T] or [R]."""
+    if len(values) != length:
+        return response_column(values, length)
+    return column_of(values, length, prompt_length)
+
+
+def _checked(field: str, array: _A, length: int, response: int | None) -> _A:
+    """Return an array with a value for each token, or for each of the response."""
+    if array.ndim and len(array) == response:
+        return array
+    return spread(field, array, length, response)
 
 
 def row_of_turns(
     turns: ArrayLike, loss_mask: ArrayLike, logprobs: ArrayLike, version: ArrayLike
 ) -> Row:
-    """Return the row for concatenated turns."""
+    """Return the row for turns."""
     steps = checks.instances("turns", turns, Turn)
     if not steps:
         raise InvalidInputError("turns", "at least one", "none")
     of_turns = {"loss_mask": loss_mask, "logprobs": logprobs}
-    if any(turn.policy_version is not None for turn in steps):
-        of_turns["policy_version"] = version
-        version = joint_versions(steps, [turn.policy_version for turn in steps])
+    if any(turn.version is not None or TOKEN_VERSIONS in turn.segment.columns for turn in steps):
+        of_turns["policy_version"], version = version, None
     for name, value in of_turns.items():
         if value is not None:
             raise InvalidInputError(name, "None, since the turns have their own", "a value")
-    tokens, mask = joint_tokens(steps)
+    _check_parents(steps)
     rewards = [turn.reward for turn in steps if turn.reward is not None]
-    extras = concatenate_named(
-        "token_extras",
-        [turn.token_extras for turn in steps],
-        [turn.num_tokens for turn in steps],
-    )
+    extras = extras_of(steps)
+    for name, arrays in extras.items():
+        check_kinds(name, arrays)
     return Row(
-        token_ids=tokens,
-        loss_mask=mask,
-        logprobs=joint_logprobs(steps),
-        prompt_length=len(steps[0].prompt_ids),
-        policy_version=version,
-        reward=sum(rewards) if rewards else None,
+        segment=None,
+        version=to_versions(version, sum(turn.num_tokens for turn in steps)),
         turns=steps,
-        token_extras=extras,
+        reward=sum(rewards) if rewards else None,
         taken=frozenset(extras) | ({TOKEN_REWARDS} if rewards else set()),
     )
 
 
-def joint_tokens(turns: Sequence[Turn]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Return token ids [T], turn after turn, and the loss mask [T], False on prompts."""
-    parts = [part for turn in turns for part in (turn.prompt_ids, turn.response_ids)]
-    masks = [
-        mask for turn in turns for mask in (np.zeros(len(turn.prompt_ids), bool), turn.loss_mask)
-    ]
-    return frozen(np.concatenate(parts), "<i4"), frozen(np.concatenate(masks), "?")
+def _check_parents(turns: Sequence[Turn]) -> None:
+    """Check that the parent of each turn is an earlier turn."""
+    earlier: set[int] = set()
+    for i, turn in enumerate(turns):
+        if turn.parent is not None and id(turn.parent) not in earlier:
+            expected = "an earlier turn of the same episode"
+            raise InvalidInputError(f"turns[{i}].parent", expected, repr(turn.parent))
+        earlier.add(id(turn))
+
+
+def extra_values(segment: Segment) -> dict[str, Array]:
+    """Return some values of each token extra by name, [n, ...]."""
+    return {
+        name.removeprefix(EXTRA): column.pieces[0][1]
+        for name, column in segment.columns.items()
+        if name.startswith(EXTRA)
+    }
+
+
+def check_kinds(name: str, arrays: Sequence[Array]) -> None:
+    """Check that all values of a token extra have one dtype and shape.
+
+    Raises:
+        InvalidInputError: They do not.
+    """
+    kinds = {(dtype_name(array), *array.shape[1:]) for array in arrays}
+    if len(kinds) > 1:
+        expected = "one dtype and shape in all turns"
+        raise InvalidInputError(f"token_extras[{name!r}]", expected, sorted(map(str, kinds)))
+
+
+def joint_tokens(turns: Sequence[Turn]) -> NDArray[np.int32]:
+    """Return token ids, int32 [T], turn after turn."""
+    return fixed(np.concatenate([turn.segment.tokens(0, turn.num_tokens) for turn in turns]))
+
+
+def joint_mask(turns: Sequence[Turn]) -> NDArray[np.bool_]:
+    """Return the loss mask, bool [T], False on prompts."""
+    return fixed(np.concatenate([turn.segment.mask(0, turn.num_tokens) for turn in turns]))
 
 
 def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
     """Return logprobs, float32 [T]: 0.0 on prompts, NaN where unknown; None if no turn has any."""
-    if all(turn.logprobs is None for turn in turns):
+    if all(LOGPROBS not in turn.segment.columns for turn in turns):
         return None
-    parts: list[NDArray[np.float32]] = []
+    return fixed(np.concatenate([part for turn in turns for part in _logprobs(turn.segment)]))
+
+
+def _logprobs(segment: Segment) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the logprobs of the prompt, and those of the response."""
+    size = segment.length - segment.prompt_length
+    column = segment.columns.get(LOGPROBS)
+    absent = np.full(size, np.nan, np.float32) if column is None else column.pieces[0][1]
+    return np.zeros(segment.prompt_length, np.float32), cast("NDArray[np.float32]", absent)
+
+
+def joint_extras(turns: Sequence[Turn]) -> dict[str, Array]:
+    """Return token extras [T, ...] by name, with zeros for turns without them."""
+    total = sum(turn.num_tokens for turn in turns)
+    found: dict[str, Array] = {}
+    for name, [like, *_] in extras_of(turns).items():
+        raw = np.zeros((total, *like.shape[1:]), bits(like).dtype)
+        begin = 0
+        for turn in turns:
+            for at, values in turn.segment.pieces(EXTRA + name, 0, turn.num_tokens):
+                raw[begin + at : begin + at + len(values)] = bits(values)
+            begin += turn.num_tokens
+        found[name] = from_bits(fixed(raw), dtype_name(like))
+    return found
+
+
+def extras_of(turns: Sequence[Turn]) -> dict[str, list[Array]]:
+    """Return some values of each token extra by name, of each turn that has it."""
+    found: dict[str, list[Array]] = {}
     for turn in turns:
-        absent = np.full(len(turn.response_ids), np.nan, np.float32)
-        parts.append(np.zeros(len(turn.prompt_ids), np.float32))
-        parts.append(absent if turn.logprobs is None else turn.logprobs)
-    return np.concatenate(parts)
+        for name, values in extra_values(turn.segment).items():
+            found.setdefault(name, []).append(values)
+    return found
 
 
-def joint_versions(turns: Sequence[Turn], versions: Sequence[Versions]) -> Versions:
-    """Return one version if all turns have the same, else int32 [T]; None if any is unknown.
+def joint_versions(
+    turns: Sequence[Turn], versions: Sequence[Versions], repeated: Sequence[int] | None = None
+) -> Versions:
+    """Return one version if all turns have the same, else one per token; None if any is unknown.
 
     Args:
         turns: The turns.
         versions: For each turn one version, one per token of its response, or one per token.
+        repeated: Number of tokens at the beginning of each turn to leave out. Default: 0.
     """
     first = versions[0]
     if isinstance(first, int) and all(same(version, first) for version in versions):
         return first
     rows = []
-    for turn, version in zip(turns, versions, strict=True):
+    for i, (turn, version) in enumerate(zip(turns, versions, strict=True)):
+        length = turn.num_tokens
         if version is None:
             return None
         if isinstance(version, int):
-            version = np.full(turn.num_tokens, version, np.int32)
-        elif len(version) != turn.num_tokens:
-            version = to_versions(version, turn.num_tokens, len(turn.response_ids))
-        rows.append(np.asarray(version, np.int32))
-    return np.concatenate(rows)
+            version = np.full(length, version, np.int32)
+        elif len(version) != length:
+            version = to_versions(version, length, length - turn.segment.prompt_length)
+        known = 0 if repeated is None else repeated[i]
+        rows.append(np.asarray(version, np.int32)[known:])
+    return fixed(np.concatenate(rows))
+
+
+def extreme_version(turns: Sequence[Turn], choose: Callable[[Iterable[int]], int]) -> int | None:
+    """Return the lowest or highest version of a token; None if that of any turn is unknown."""
+    of_tokens: list[int] = []
+    of_none: list[int] = []
+    for turn in turns:
+        own = turn.policy_version
+        if own is None:
+            return None
+        found = of_tokens if turn.num_tokens else of_none
+        found.append(choose(own.tolist()) if isinstance(own, np.ndarray) else own)
+    return choose(of_tokens or of_none)

@@ -28,8 +28,7 @@ from replaydb.domain.episodes.arrays import (
     to_int32,
     to_logprobs,
 )
-from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.episode import CORE_FIELDS
+from replaydb.domain.episodes.building import CORE_FIELDS
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes
 from replaydb.errors import InvalidInputError
 
@@ -37,7 +36,6 @@ _T = TypeVar("_T")
 
 
 def flat_from_arrays(
-    context: GroupContext,
     *,
     token_ids: ArrayLike,
     lengths: ArrayLike | None,
@@ -92,14 +90,12 @@ def flat_from_arrays(
         finish_reasons=tuple(_each("finish_reasons", finish_reasons, count, checks.string)),
         metadata=tuple(one or {} for one in _each("metadata", metadata, count, _json_object)),
         turns=None,
-        context=context,
     )
 
 
-def texts_of(texts: Iterable[str | None] | None, count: int) -> dict[int, str]:
-    """Return the transcripts of `count` episodes that have one, by index."""
-    found = _each("texts", texts, count, checks.text)
-    return {i: text for i, text in enumerate(found) if text is not None}
+def texts_of(texts: Iterable[str | None] | None, count: int) -> list[str | None]:
+    """Return the transcripts of `count` episodes."""
+    return _each("texts", texts, count, checks.text)
 
 
 @dataclass(frozen=True)

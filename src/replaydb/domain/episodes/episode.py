@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,21 @@ from replaydb.domain.episodes.arrays import (
     Versions,
     check_names,
     named_arrays,
-    spread,
     spread_named,
-    to_logprobs,
-    to_versions,
 )
-from replaydb.domain.episodes.building import row_of_response, row_of_tokens, row_of_turns
+from replaydb.domain.episodes.building import (
+    CORE_FIELDS,
+    extreme_version,
+    joint_extras,
+    joint_logprobs,
+    joint_mask,
+    joint_tokens,
+    joint_versions,
+    row_of_response,
+    row_of_tokens,
+    row_of_turns,
+)
+from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment
 from replaydb.domain.episodes.turns import Turn, same_fields, set_fields
 from replaydb.errors import InvalidInputError
 
@@ -70,19 +79,16 @@ class Episode:
         InvalidInputError: An argument has the wrong shape, dtype or value.
     """
 
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32] | None
-    prompt_length: int
+    segment: Segment | None
+    turns: tuple[Turn, ...]
+    version: Versions
+    joint_extras: dict[str, Array]
     reward: float | None
     advantage: float | None
-    policy_version: Versions
     finish_reason: str | None
-    token_extras: dict[str, Array]
     extras: dict[str, Array]
     metadata: dict[str, Any]
     text: str | None
-    turns: tuple[Turn, ...]
 
     def __init__(
         self,
@@ -110,50 +116,97 @@ class Episode:
         }
         match tuple(name for name, value in given.items() if value is not None):
             case ("token_ids",):
-                row = row_of_tokens(token_ids, loss_mask, logprobs, policy_version)
+                row = row_of_tokens(token_ids, loss_mask, logprobs, policy_version, token_extras)
             case ("prompt_ids", "response_ids"):
-                row = row_of_response(prompt_ids, response_ids, loss_mask, logprobs, policy_version)
+                row = row_of_response(
+                    prompt_ids, response_ids, loss_mask, logprobs, policy_version, token_extras
+                )
             case ("turns",):
                 row = row_of_turns(given["turns"], loss_mask, logprobs, policy_version)
                 reward = row.reward if reward is None else reward
-                check_names("token_extras of turns", row.token_extras, CORE_FIELDS)
+                check_names("token_extras of turns", row.taken, CORE_FIELDS)
             case names:
                 expected = "token_ids, or prompt_ids and response_ids, or turns"
                 actual = " and ".join(names) or "none of them"
                 raise InvalidInputError("episode", expected, actual)
-        total, response = len(row.token_ids), row.response
-        per_token = named_arrays("token_extras", token_extras, CORE_FIELDS | row.taken)
+        joint: dict[str, Array] = {}
+        if row.turns:
+            arrays = named_arrays("token_extras", token_extras, CORE_FIELDS | row.taken)
+            total = sum(turn.num_tokens for turn in row.turns)
+            joint = spread_named("token_extras", arrays, total)
+        per_token = row.taken | {*(token_extras or ())}
         set_fields(
             self,
-            token_ids=row.token_ids,
-            loss_mask=row.loss_mask,
-            logprobs=None
-            if row.logprobs is None
-            else spread("logprobs", to_logprobs(row.logprobs), total, response),
-            prompt_length=row.prompt_length,
+            segment=row.segment,
+            turns=row.turns,
+            version=row.version,
+            joint_extras=joint,
             reward=checks.optional(checks.reward, "reward", reward),
             advantage=checks.optional(checks.float32, "advantage", advantage),
-            policy_version=to_versions(row.policy_version, total, response),
             finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
-            token_extras={
-                **row.token_extras,
-                **spread_named("token_extras", per_token, total, response),
-            },
-            extras=named_arrays("extras", extras, CORE_FIELDS | row.taken | per_token.keys()),
+            extras=named_arrays("extras", extras, CORE_FIELDS | per_token),
             metadata=checks.json_object("metadata", metadata, checks.text),
             text=checks.optional(checks.text, "text", text),
-            turns=row.turns,
         )
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Token ids, int32 [T]."""
+        if self.segment is None:
+            return joint_tokens(self.turns)
+        return self.segment.tokens(0, self.segment.length)
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """Which tokens to train on, bool [T]."""
+        if self.segment is None:
+            return joint_mask(self.turns)
+        return self.segment.mask(0, self.segment.length)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32] | None:
+        """Behaviour logprobs, float32 [T], or None if not recorded."""
+        if self.segment is None:
+            return joint_logprobs(self.turns)
+        if LOGPROBS not in self.segment.columns:
+            return None
+        return self.segment.values(LOGPROBS, 0, self.segment.length)  # type: ignore[return-value]
+
+    @property
+    def policy_version(self) -> Versions:
+        """Policy version that generated the episode, or one per token, int32 [T]; or None."""
+        if self.segment is None and self.version is None:
+            return joint_versions(self.turns, [turn.policy_version for turn in self.turns])
+        if self.segment is None or TOKEN_VERSIONS not in self.segment.columns:
+            return self.version
+        return self.segment.versions(0, self.segment.length)
+
+    @property
+    def token_extras(self) -> dict[str, Array]:
+        """Arrays [T, ...] by name."""
+        if self.segment is None:
+            return joint_extras(self.turns) | self.joint_extras
+        return self.segment.extras()
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the (first) response."""
+        return self.segments[0].prompt_length
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The tokens of each turn, or those of an episode without turns."""
+        return [turn.segment for turn in self.turns] if self.segment is None else (self.segment,)
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens T, prompt included."""
-        return len(self.token_ids)
+        return sum(segment.length for segment in self.segments)
 
     @property
     def num_loss_tokens(self) -> int:
         """Number of tokens with a loss mask of True."""
-        return int(np.count_nonzero(self.loss_mask))
+        return sum(segment.num_loss_tokens for segment in self.segments)
 
     @property
     def num_turns(self) -> int:
@@ -163,27 +216,44 @@ class Episode:
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
         """The first `prompt_length` tokens, int32."""
-        return self.token_ids[: self.prompt_length]
+        return self.segments[0].tokens(0, self.prompt_length)
 
     @property
     def response_ids(self) -> NDArray[np.int32]:
         """The tokens after the prompt, int32. With several turns, later prompts are included."""
-        return self.token_ids[self.prompt_length :]
+        if self.segment is None:
+            return self.token_ids[self.prompt_length :]
+        return self.segment.tokens(self.prompt_length, self.segment.length)
 
     @property
     def min_policy_version(self) -> int | None:
         """Lowest version that generated a token; None if unknown."""
-        version = self.policy_version
-        return int(version.min()) if isinstance(version, np.ndarray) else version
+        return self._extreme_version(min)
 
     @property
     def max_policy_version(self) -> int | None:
         """Highest version that generated a token; None if unknown."""
-        version = self.policy_version
-        return int(version.max()) if isinstance(version, np.ndarray) else version
+        return self._extreme_version(max)
+
+    def _extreme_version(self, choose: Callable[[Iterable[int]], int]) -> int | None:
+        if self.segment is None and self.version is None:
+            return extreme_version(self.turns, choose)
+        if self.segment is None or TOKEN_VERSIONS not in self.segment.columns:
+            version = self.version
+        else:  # those of the prompt are the lowest, unless they are stored
+            found = self.segment.pieces(TOKEN_VERSIONS, 0, self.segment.length)
+            return choose(int(choose(values.tolist())) for _, values in found)
+        return choose(version.tolist()) if isinstance(version, np.ndarray) else version
 
     def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Episode) else NotImplemented
+        if not isinstance(other, Episode):
+            return NotImplemented
+        return same_fields(self, other, _FIELDS) and self._parents() == other._parents()
+
+    def _parents(self) -> list[int | None]:
+        """Return the index of the parent of each turn."""
+        index = {id(turn): i for i, turn in enumerate(self.turns)}
+        return [index.get(id(turn.parent)) for turn in self.turns]
 
     def __repr__(self) -> str:
         return (
@@ -192,5 +262,5 @@ class Episode:
         )
 
 
-# Reserved names of extras. The last two are properties.
-CORE_FIELDS = frozenset(f.name for f in fields(Episode)) | {"prompt_ids", "response_ids"}
+#: Public fields that two equal episodes have in common.
+_FIELDS = sorted(CORE_FIELDS - {"prompt_ids", "response_ids"})

@@ -6,7 +6,7 @@ one masked scatter. Text is not included; it has its own table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,17 @@ from numpy.typing import DTypeLike, NDArray
 from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.episode import Episode
+from replaydb.domain.episodes.segments import (
+    EXTRA,
+    LOGPROBS,
+    LOSS_MASK,
+    TOKEN_IDS,
+    TOKEN_VERSIONS,
+    TURN_REWARDS,
+    Column,
+    Segment,
+    response_column,
+)
 from replaydb.domain.episodes.turns import Turn, same_fields, trusted
 
 #: None in stored version columns. Versions are 32-bit, so none has this value.
@@ -151,64 +162,87 @@ class FlatEpisodes:
         Args:
             texts: Transcripts, one per episode.
         """
-        ends = self.offsets.tolist()
-        token_extras = [
-            {name: column[begin:end] for name, column in self.token_extras.items()}
-            | self.each_token_extras.get(i, {})
-            for i, (begin, end) in enumerate(pairwise(ends))
-        ]
-        turns = _unflatten_turns(self, self.turns, token_extras) if self.turns else None
-        return [
-            trusted(
-                Episode,
-                token_ids=self.token_ids[begin:end],
-                loss_mask=self.loss_mask[begin:end],
-                logprobs=_cut(self.logprobs, begin, end, self.has_logprobs[i]),
-                prompt_length=int(self.prompt_lengths[i]),
-                reward=_known(self.rewards[i]),
-                advantage=_known(self.advantages[i]),
-                policy_version=_version(self.token_versions, begin, end, self, i),
-                finish_reason=self.finish_reasons[i],
-                token_extras=token_extras[i],
-                extras={
-                    # the ellipsis returns a 0-d array instead of a scalar
-                    **{name: column[i, ...] for name, column in self.extras.items()},
-                    **self.each_extras.get(i, {}),
-                },
-                metadata=self.metadata[i],
-                text=texts[i] if texts is not None else None,
-                turns=turns[i] if turns is not None else (),
+        bounds = list(pairwise(self.offsets.tolist()))
+        turns = None if self.turns is None else _unflatten_turns(self, self.turns)
+        implied = self._implied()
+        found = []
+        for i, (begin, end) in enumerate(bounds):
+            mine = () if turns is None else turns[i]
+            token_extras = {
+                name: column[begin:end] for name, column in self.token_extras.items()
+            } | self.each_token_extras.get(i, {})
+            version: Versions = None
+            if not any(turn.policy_version is not None for turn in mine):
+                version = _version(self.token_versions, begin, end, self, i)
+            of_turns = {name for turn in mine for name in turn.segment.columns}
+            found.append(
+                trusted(
+                    Episode,
+                    segment=None if mine else self._segment(i, begin, end, token_extras, implied),
+                    turns=mine,
+                    version=version if mine or not isinstance(version, np.ndarray) else None,
+                    joint_extras={
+                        name: array
+                        for name, array in token_extras.items()
+                        if mine and EXTRA + name not in of_turns
+                    },
+                    reward=_known(self.rewards[i]),
+                    advantage=_known(self.advantages[i]),
+                    finish_reason=self.finish_reasons[i],
+                    extras={
+                        # the ellipsis returns a 0-d array instead of a scalar
+                        **{name: column[i, ...] for name, column in self.extras.items()},
+                        **self.each_extras.get(i, {}),
+                    },
+                    metadata=self.metadata[i],
+                    text=texts[i] if texts is not None else None,
+                )
             )
-            for i, (begin, end) in enumerate(pairwise(ends))
-        ]
+        return found
+
+    def _implied(self) -> frozenset[str]:
+        """Return which columns have nothing to say on prompts, or on no token at all."""
+        runs = np.stack([self.prompt_lengths, self.lengths - self.prompt_lengths], axis=1)
+        is_response = np.repeat(np.tile([False, True], self.num_episodes), runs.reshape(-1))
+        found = set()
+        if np.array_equal(self.loss_mask, is_response):
+            found.add(LOSS_MASK)
+        if (
+            self.logprobs is not None
+            and not (self.logprobs.view(np.int32) != 0)[~is_response].any()
+        ):
+            found.add(LOGPROBS)
+        return frozenset(found)
+
+    def _segment(
+        self,
+        i: int,
+        begin: int,
+        end: int,
+        token_extras: Mapping[str, Array],
+        implied: Collection[str],
+    ) -> Segment:
+        """Return the tokens of an episode without turns."""
+        length, prompt_length = end - begin, int(self.prompt_lengths[i])
+        columns: dict[str, Array | None] = {
+            TOKEN_IDS: self.token_ids[begin:end],
+            LOSS_MASK: None if LOSS_MASK in implied else self.loss_mask[begin:end],
+            LOGPROBS: _cut(self.logprobs, begin, end, self.has_logprobs[i]),
+            TOKEN_VERSIONS: _cut(self.token_versions, begin, end, self.has_token_versions[i]),
+        }
+        columns |= {EXTRA + name: array for name, array in token_extras.items()}
+        found = {
+            name: Column(((0, values),), length)
+            for name, values in columns.items()
+            if values is not None
+        }
+        if LOGPROBS in implied and LOGPROBS in found:
+            [(_, logprobs)] = found[LOGPROBS].pieces
+            found[LOGPROBS] = response_column(logprobs[prompt_length:], length)
+        return Segment(length, prompt_length, found)
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, FlatEpisodes) else NotImplemented
-
-
-def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
-    """Yield the episode and turn index of each prompt that does not repeat all tokens before it.
-
-    Merging begins a new row at such a turn. Both indexes start at 0.
-    """
-    if flat.turns is None:
-        return
-    counts = flat.turns.counts.tolist()
-    lengths, prompt_lengths = flat.turns.lengths.tolist(), flat.turns.prompt_lengths.tolist()
-    starts = np.concatenate([[0], np.cumsum(flat.lengths)]).tolist()
-    first = 0
-    for episode, count in enumerate(counts):
-        begin = starts[episode]
-        for turn in range(1, count):
-            # The turn before began with all tokens before it, so comparing with it is enough.
-            before = lengths[first + turn - 1]
-            middle = begin + before
-            known = flat.token_ids[begin:middle]
-            prompt = flat.token_ids[middle : middle + prompt_lengths[first + turn]]
-            if not np.array_equal(prompt[:before], known):
-                yield episode, turn
-            begin = middle
-        first += count
 
 
 def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) -> FlatEpisodes:
@@ -276,34 +310,53 @@ def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
     )
 
 
-def _unflatten_turns(
-    flat: FlatEpisodes, columns: FlatTurns, token_extras: Sequence[dict[str, Array]]
-) -> list[tuple[Turn, ...]]:
+def _unflatten_turns(flat: FlatEpisodes, columns: FlatTurns) -> list[tuple[Turn, ...]]:
     """Return the turns of each episode, split from its tokens and token extras."""
-    starts = flat.offsets.tolist()
     found, turn = [], 0
-    for start, count, extras in zip(starts, columns.counts.tolist(), token_extras, strict=False):
+    starts = flat.offsets.tolist()
+    for episode, (start, count) in enumerate(zip(starts, columns.counts.tolist(), strict=False)):
+        each = flat.each_token_extras.get(episode, {})
         mine = []
         begin = start
         for i in range(turn, turn + count):
             middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
+            length, prompt_length = end - begin, middle - begin
+            version = _version(flat.token_versions, middle, end, columns, i)
+            responses: dict[str, Array | None] = {
+                LOSS_MASK: flat.loss_mask[middle:end],
+                LOGPROBS: _cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
+                TURN_REWARDS: _cut(
+                    columns.token_rewards, middle, end, columns.has_token_rewards[i]
+                ),
+                TOKEN_VERSIONS: version if isinstance(version, np.ndarray) else None,
+            }
+            segment = Segment(
+                length,
+                prompt_length,
+                {TOKEN_IDS: Column(((0, flat.token_ids[begin:end]),), length)}
+                | {
+                    name: Column(((prompt_length, values),), length)
+                    for name, values in responses.items()
+                    if values is not None
+                }
+                | {
+                    EXTRA + name: Column(
+                        ((0, each[name][begin - start : end - start]),)
+                        if name in each
+                        else ((0, flat.token_extras[name][begin:end]),),
+                        length,
+                    )
+                    for name in columns.token_extras[i]
+                },
+            )
             mine.append(
                 trusted(
                     Turn,
-                    prompt_ids=flat.token_ids[begin:middle],
-                    response_ids=flat.token_ids[middle:end],
-                    loss_mask=flat.loss_mask[middle:end],
-                    logprobs=_cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
+                    segment=segment,
+                    parent=None,
+                    version=None if isinstance(version, np.ndarray) else version,
                     reward=_known(columns.rewards[i]),
-                    token_rewards=_cut(
-                        columns.token_rewards, middle, end, columns.has_token_rewards[i]
-                    ),
-                    policy_version=_version(flat.token_versions, middle, end, columns, i),
                     finish_reason=columns.finish_reasons[i],
-                    token_extras={
-                        name: extras[name][begin - start : end - start]
-                        for name in columns.token_extras[i]
-                    },
                     metadata=columns.metadata[i],
                 )
             )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from replaydb.domain.episodes.arrays import Array, ArrayLike, same
 from replaydb.domain.episodes.columnar import flat_from_arrays, texts_of
 from replaydb.domain.episodes.context import GroupContext, Prompt
 from replaydb.domain.episodes.episode import Episode
-from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.errors import InvalidInputError
 
 
@@ -65,9 +63,8 @@ class RewardStats(NamedTuple):
 class EpisodeGroup:
     """The episodes of one prompt. They are stored, sampled, leased and evicted together.
 
-    Episodes are concatenated when the group is created. `episodes` returns views.
-
     Attributes:
+        episodes: The episodes, in the order in which they were given or added.
         task_name: Name of its task or environment, at most 255 characters.
         prompt_uid: Id of the prompt in its dataset, or None.
         group_uid: Unique id in a buffer and idempotency key of a put. Default: generated.
@@ -81,14 +78,12 @@ class EpisodeGroup:
             have in common; None if they differ or there are no episodes.
         extras: Arrays of any shape by name that belong to the whole group, such as images, as
             pixels or as bytes of their files (uint8).
-        parts: The episodes as flat columns, in one or more parts, as they are stored.
+        context: The given prompt, prompt ids and extras.
 
     Raises:
         InvalidInputError: An argument has the wrong type or value, or a completed group has no
             episodes.
     """
-
-    _episodes: tuple[Episode, ...] | None = None
 
     def __init__(
         self,
@@ -108,8 +103,8 @@ class EpisodeGroup:
         several = checks.instances("episodes", episodes, Episode)
         context = GroupContext.of(prompt, prompt_ids, extras)
         self._assign(
-            (flatten(several, context),) if several or context else (),
-            {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
+            several,
+            context,
             task_name=task_name,
             prompt_uid=prompt_uid,
             group_uid=group_uid,
@@ -196,7 +191,6 @@ class EpisodeGroup:
             InvalidInputError: An argument has the wrong shape, dtype or value.
         """
         flat = flat_from_arrays(
-            GroupContext.of(prompt, prompt_ids, extras),
             token_ids=token_ids,
             lengths=lengths,
             attention_mask=attention_mask,
@@ -214,8 +208,8 @@ class EpisodeGroup:
         )
         group = EpisodeGroup.__new__(EpisodeGroup)
         group._assign(
-            (flat,),
-            texts_of(texts, flat.num_episodes),
+            tuple(flat.episodes(texts_of(texts, flat.num_episodes))),
+            GroupContext.of(prompt, prompt_ids, extras),
             task_name=task_name,
             prompt_uid=prompt_uid,
             group_uid=group_uid,
@@ -228,8 +222,8 @@ class EpisodeGroup:
 
     def _assign(
         self,
-        parts: tuple[FlatEpisodes, ...],
-        texts: Mapping[int, str],
+        episodes: tuple[Episode, ...],
+        context: GroupContext,
         *,
         task_name: str,
         prompt_uid: str | None,
@@ -239,8 +233,8 @@ class EpisodeGroup:
         tags: Mapping[str, Any] | None,
         expected_episodes: int | None,
     ) -> None:
-        """Set the fields, and check them. Texts are by the index of their episode."""
-        least = max(1, sum(part.num_episodes for part in parts))
+        """Set the fields, and check them."""
+        least = max(1, len(episodes))
         uid = uuid.uuid4().hex if group_uid is None else group_uid
         self.task_name = checks.name("task_name", task_name)
         self.prompt_uid = checks.optional(checks.name, "prompt_uid", prompt_uid)
@@ -251,25 +245,13 @@ class EpisodeGroup:
         self.expected_episodes = checks.optional(
             checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
         )
-        self.parts = parts
-        self._texts = texts
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        """The episodes, in the order in which they were given or added. Their arrays are views."""
-        if self._episodes is None:
-            texts = iter(self.texts)
-            self._episodes = tuple(
-                episode
-                for part in self.parts
-                for episode in part.episodes(list(islice(texts, part.num_episodes)))
-            )
-        return self._episodes
+        self.episodes = episodes
+        self.context = context
 
     @property
     def texts(self) -> list[str | None]:
         """Transcripts of the episodes, in order; None for episodes without one."""
-        return [self._texts.get(i) for i in range(self.num_episodes)]
+        return [episode.text for episode in self.episodes]
 
     @property
     def prompt(self) -> Prompt | None:
@@ -291,34 +273,30 @@ class EpisodeGroup:
         return self.context.extras
 
     @property
-    def context(self) -> GroupContext:
-        """The given prompt, prompt ids and extras."""
-        return self.parts[0].context if self.parts else GroupContext()
-
-    @property
     def num_episodes(self) -> int:
         """Number of episodes stored so far."""
-        return sum(part.num_episodes for part in self.parts)
+        return len(self.episodes)
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens of all episodes, prompts included."""
-        return sum(part.num_tokens for part in self.parts)
+        return sum(episode.num_tokens for episode in self.episodes)
 
     @property
     def num_loss_tokens(self) -> int:
         """Number of tokens with a loss mask of True."""
-        return sum(int(np.count_nonzero(part.loss_mask)) for part in self.parts)
+        return sum(episode.num_loss_tokens for episode in self.episodes)
 
     @property
     def rewards(self) -> NDArray[np.float64]:
         """Rewards, float64 [episodes]; NaN if an episode has none."""
-        return np.concatenate([part.rewards for part in self.parts] or [np.empty(0)])
+        # numpy converts None to NaN in a float array
+        return np.array([episode.reward for episode in self.episodes], np.float64)
 
     @property
     def advantages(self) -> NDArray[np.float64]:
         """Advantages, float64 [episodes]; NaN if an episode has none."""
-        return np.concatenate([part.advantages for part in self.parts] or [np.empty(0)])
+        return np.array([episode.advantage for episode in self.episodes], np.float64)
 
     @property
     def reward_mean(self) -> float | None:
@@ -347,17 +325,12 @@ class EpisodeGroup:
     @property
     def min_policy_version(self) -> int | None:
         """Lowest policy version in the group; None if that of any episode is unknown."""
-        versions: list[list[int]] = [part.min_policy_versions.tolist() for part in self.parts]
-        oldest = min(chain.from_iterable(versions), default=NO_VERSION)
-        return None if oldest == NO_VERSION else oldest  # NO_VERSION is lower than every version
+        return _extreme([episode.min_policy_version for episode in self.episodes], min)
 
     @property
     def max_policy_version(self) -> int | None:
         """Highest policy version in the group; None if that of any episode is unknown."""
-        if self.min_policy_version is None:
-            return None
-        versions: list[list[int]] = [part.max_policy_versions.tolist() for part in self.parts]
-        return max(chain.from_iterable(versions))
+        return _extreme([episode.max_policy_version for episode in self.episodes], max)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EpisodeGroup):
@@ -377,6 +350,11 @@ class EpisodeGroup:
             f"{type(self).__name__}({self.task_name!r}, {self.num_episodes} episodes, "
             f"group_uid={self.group_uid!r}, status={self.status.value!r})"
         )
+
+
+def _extreme(versions: list[int | None], choose: Callable[[list[int]], int]) -> int | None:
+    known = [version for version in versions if version is not None]
+    return choose(known) if known and len(known) == len(versions) else None
 
 
 def reward_stats(rewards: NDArray[np.float64]) -> RewardStats:

@@ -8,7 +8,7 @@ linear in the number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,18 +22,27 @@ from replaydb.domain.episodes.arrays import (
     Array,
     Versions,
     bits,
-    concatenate_named,
-    dtype_name,
-    from_bits,
     to_float32,
 )
 from replaydb.domain.episodes.building import (
     TOKEN_REWARDS,
-    joint_logprobs,
-    joint_tokens,
+    check_kinds,
+    extra_values,
     joint_versions,
 )
-from replaydb.domain.episodes.turns import Turn, trusted
+from replaydb.domain.episodes.segments import (
+    EXTRA,
+    LOGPROBS,
+    LOSS_MASK,
+    TOKEN_IDS,
+    TOKEN_VERSIONS,
+    TURN_REWARDS,
+    Column,
+    Piece,
+    Segment,
+    begins_with,
+)
+from replaydb.domain.episodes.turns import Turn, to_token_rewards, total_reward, trusted
 from replaydb.errors import InvalidInputError
 
 
@@ -124,21 +133,18 @@ def merge_turns(
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     reward = sum(rewards) if rewards else None
     is_rewarded = any(step.turn.reward is not None for step in steps)
-    sizes = [step.turn.num_tokens for step in steps]
-    offsets = np.cumsum([0, *sizes]).tolist()
-    extras = concatenate_named("token_extras", [step.token_extras for step in steps], sizes)
+    extras = _extras(steps)
     rows = []
     for first, end in zip(starts, ends, strict=True):
-        own = {name: array[offsets[first] : offsets[end]] for name, array in extras.items()}
         known = [count or 0 for count in repeated[first:end]]
-        row = _row(steps[first:end], known, own, reward, is_rewarded)
+        row = _row(steps[first:end], known, extras, reward, is_rewarded)
         rows.append(MergedRow(row, first, end - 1))
     report = MergeReport(
         num_turns=len(steps),
         num_rows=len(rows),
         num_mismatches=len(rows) - 1,
         num_realigned=realigned,
-        num_tokens_before=offsets[-1],
+        num_tokens_before=sum(step.turn.num_tokens for step in steps),
         num_tokens_after=sum(row.episode.num_tokens for row in rows),
     )
     return rows, report
@@ -149,7 +155,7 @@ class _Step(NamedTuple):
 
     turn: Turn
     version: Versions
-    token_extras: dict[str, Array]
+    joint_extras: dict[str, Array]
     episode: Episode
 
 
@@ -166,25 +172,36 @@ def _episodes(trajectory: Episode | Iterable[Turn] | Iterable[Episode]) -> Seque
 
 def _with_a_turn(episode: Episode) -> Episode:
     """Return an episode that was not built from turns with one turn that has its tokens."""
-    prompt = episode.prompt_length
-    rewards = episode.token_extras.get(TOKEN_REWARDS)
-    if episode.loss_mask[:prompt].any():
+    [own] = episode.segments
+    prompt, length = own.prompt_length, own.length
+    if own.mask(0, prompt).any():
         raise InvalidInputError("loss_mask", "False on the prompt of a step", "True")
-    if rewards is not None and bits(rewards[:prompt]).any():
-        raise InvalidInputError(TOKEN_REWARDS, "0 on the prompt of a step", "other values")
-    turn = Turn(
-        prompt_ids=episode.prompt_ids,
-        response_ids=episode.response_ids,
-        loss_mask=episode.loss_mask[prompt:],
-        logprobs=None if episode.logprobs is None else episode.logprobs[prompt:],
-        reward=episode.reward,
-        token_rewards=None if rewards is None else rewards[prompt:].tolist(),
+    columns = dict(own.columns)
+    columns.pop(TOKEN_VERSIONS, None)  # they are those of the episode
+    for name in (LOSS_MASK, LOGPROBS):
+        if name in columns:
+            columns[name] = Column(((prompt, own.values(name, prompt, length)),), length)
+    reward = episode.reward
+    if (column := columns.pop(EXTRA + TOKEN_REWARDS, None)) is not None:
+        rewards = own.values(EXTRA + TOKEN_REWARDS, 0, column.end)
+        if bits(rewards[:prompt]).any():
+            raise InvalidInputError(TOKEN_REWARDS, "0 on the prompt of a step", "other values")
+        checked = to_token_rewards(rewards[prompt:].tolist())
+        reward = total_reward(checked, reward)
+        columns[TURN_REWARDS] = Column(((prompt, checked),), length)
+    turn = trusted(
+        Turn,
+        segment=Segment(length, prompt, columns, own.parent),
+        parent=None,
+        version=None,
+        reward=reward,
         finish_reason=episode.finish_reason,
+        metadata={},
     )
-    extras = {name: it for name, it in episode.token_extras.items() if name != TOKEN_REWARDS}
-    own = {field.name: getattr(episode, field.name) for field in fields(Episode)}
-    own |= {"reward": turn.reward, "token_extras": extras, "turns": (turn,)}
-    return trusted(Episode, **own)
+    values = {field.name: getattr(episode, field.name) for field in fields(Episode)}
+    version = episode.policy_version
+    changed = {"segment": None, "turns": (turn,), "version": version, "reward": reward}
+    return trusted(Episode, **values | changed)
 
 
 def _steps(episode: Episode) -> list[_Step]:
@@ -193,12 +210,27 @@ def _steps(episode: Episode) -> list[_Step]:
     steps, end = [], 0
     for turn in episode.turns:
         begin, end = end, end + turn.num_tokens
-        version = turn.policy_version if has_versions else episode.policy_version
+        version = turn.policy_version if has_versions else episode.version
         if isinstance(version, np.ndarray) and not has_versions:
             version = version[begin:end]
-        extras = {name: array[begin:end] for name, array in episode.token_extras.items()}
+        extras = {name: array[begin:end] for name, array in episode.joint_extras.items()}
         steps.append(_Step(turn, version, extras, episode))
     return steps
+
+
+def _extras(steps: Sequence[_Step]) -> dict[str, Array]:
+    """Return an empty array [0, ...] of each token extra by name.
+
+    Raises:
+        InvalidInputError: The steps have several dtypes or shapes of an extra.
+    """
+    found: dict[str, list[Array]] = {}
+    for step in steps:
+        for name, values in (extra_values(step.turn.segment) | step.joint_extras).items():
+            found.setdefault(name, []).append(values)
+    for name, arrays in found.items():
+        check_kinds(name, arrays)
+    return {name: arrays[0][:0] for name, arrays in found.items()}
 
 
 def _repetitions(turns: Sequence[Turn], end_token_id: int | None) -> tuple[list[int | None], int]:
@@ -220,67 +252,89 @@ def _continuation(before: Turn, turn: Turn) -> int | None:
     The prompt of the turn before began with all tokens before it, so comparing with that turn is
     enough. This makes merging linear.
     """
-    prompt, prompt_end, answer_end = turn.prompt_ids, len(before.prompt_ids), before.num_tokens
-    if len(prompt) < answer_end:
-        return None
-    same = np.array_equal(prompt[:prompt_end], before.prompt_ids) and np.array_equal(
-        prompt[prompt_end:answer_end], before.response_ids
-    )
-    return answer_end if same else None
+    return before.num_tokens if begins_with(turn.segment, before.segment) else None
 
 
 def _realigned(before: Turn, turn: Turn, end_token_id: int) -> int | None:
     """Return where the prompt continues after an answer that was tokenized differently, or None."""
-    prompt, prompt_end, answer = turn.prompt_ids, len(before.prompt_ids), before.response_ids
-    if not len(answer) or not np.array_equal(prompt[:prompt_end], before.prompt_ids):
+    prompt, known, answer = turn.prompt_ids, before.segment.prompt_length, before.response_ids
+    if not len(answer) or not np.array_equal(prompt[:known], before.prompt_ids):
         return None
-    ends = np.flatnonzero(prompt[prompt_end:] == end_token_id)
+    ends = np.flatnonzero(prompt[known:] == end_token_id)
     if not len(ends):
         return None
     # The end token belongs to the answer if it was sampled, otherwise to the tokens after it.
-    return prompt_end + int(ends[0]) + int(answer[-1] == end_token_id)
+    return known + int(ends[0]) + int(answer[-1] == end_token_id)
 
 
 def _row(
     steps: Sequence[_Step],
     repeated: Sequence[int],
-    token_extras: dict[str, Array],
+    extras: Mapping[str, Array],
     reward: float | None,
     is_rewarded: bool,
 ) -> Episode:
-    """Return consecutive turns as one episode, without the repeated tokens of each prompt."""
+    """Return consecutive turns as one episode, without the repeated tokens of each prompt.
+
+    Its columns are views of those of the turns.
+    """
     turns = [step.turn for step in steps]
     fresh = [turn.num_tokens - known for turn, known in zip(turns, repeated, strict=True)]
-    runs = [run for pair in zip(repeated, fresh, strict=True) for run in pair]
-    keep = np.repeat([False, True] * len(steps), runs)
-    tokens, mask = joint_tokens(turns)
-    logprobs = joint_logprobs(turns)
-    version = joint_versions(turns, [step.version for step in steps])
-    if isinstance(version, np.ndarray):
-        version = version[keep] if keep.any() else None
-    extras = {
-        name: from_bits(bits(array)[keep], dtype_name(array))
-        for name, array in token_extras.items()
-    }
+    length = sum(fresh)
+    # the empty pieces have the dtype of columns without values
+    found: dict[str, list[Piece]] = {TOKEN_IDS: [(0, np.empty(0, np.int32))], LOSS_MASK: []}
+    if any(LOGPROBS in turn.segment.columns for turn in turns):
+        found[LOGPROBS] = [(0, np.empty(0, np.float32))]
+    found |= {EXTRA + name: [(0, like)] for name, like in extras.items()}
+    offset = 0  # of the first token of the turn that is not repeated
+    for step, known, size in zip(steps, repeated, fresh, strict=True):
+        segment = step.turn.segment
+        end, prompt = segment.length, segment.prompt_length
+        for name, pieces in found.items():
+            own: list[Piece]
+            if name == LOSS_MASK:
+                own = [(prompt, segment.mask(prompt, end))]
+            elif name == LOGPROBS and name not in segment.columns:
+                own = [(prompt, np.full(end - prompt, np.nan, np.float32))]
+            elif (joint := step.joint_extras.get(name.removeprefix(EXTRA))) is not None:
+                own = [(known, joint[known:])]
+            else:
+                own = segment.pieces(name, known, end)
+            pieces += [(offset + at - known, values) for at, values in own]
+        offset += size
+    columns = {name: Column(tuple(pieces), length) for name, pieces in found.items()}
+    version = _versions(steps, repeated, columns)
     if is_rewarded:
-        extras[TOKEN_REWARDS] = _token_rewards(turns, fresh)
+        rewards = _token_rewards(turns, fresh)
+        columns[EXTRA + TOKEN_REWARDS] = Column(((0, rewards),), length)
     last = steps[-1]
     return trusted(
         Episode,
-        token_ids=tokens[keep],
-        loss_mask=mask[keep],
-        logprobs=None if logprobs is None else logprobs[keep],
-        prompt_length=len(turns[0].prompt_ids),
+        segment=Segment(length, turns[0].segment.prompt_length, columns),
+        turns=(),
+        version=version,
+        joint_extras={},
         reward=reward,
         advantage=last.episode.advantage,
-        policy_version=version,
         finish_reason=_finish_reason(last),
-        token_extras=extras,
         extras=last.episode.extras,
         metadata=last.episode.metadata,
         text=last.episode.text,
-        turns=(),
     )
+
+
+def _versions(
+    steps: Sequence[_Step], repeated: Sequence[int], columns: dict[str, Column]
+) -> int | None:
+    """Return the version of a row, or add the column of the versions of its tokens."""
+    version = joint_versions(
+        [step.turn for step in steps], [step.version for step in steps], repeated
+    )
+    if not isinstance(version, np.ndarray):
+        return version
+    if len(version):
+        columns[TOKEN_VERSIONS] = Column(((0, version),), len(version))
+    return None
 
 
 def _finish_reason(last: _Step) -> str | None:
@@ -304,3 +358,14 @@ def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> NDArray[np.fl
             behind = len(turn.loss_mask) - int(in_loss[-1]) if len(in_loss) else 1
             rewards[max(end - behind, 0)] += turn.reward
     return to_float32(TOKEN_REWARDS, rewards)
+
+
+def restarts(episodes: Iterable[Episode]) -> Iterator[tuple[int, int]]:
+    """Yield the episode and turn index of each prompt that does not repeat all tokens before it.
+
+    Merging begins a new row at such a turn. Both indexes start at 0.
+    """
+    for i, episode in enumerate(episodes):
+        for j, (before, turn) in enumerate(pairwise(episode.turns), 1):
+            if not begins_with(turn.segment, before.segment):
+                yield i, j

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -14,10 +14,10 @@ from replaydb.domain.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
+    fixed,
     named_arrays,
     same,
     spread,
-    spread_named,
     to_bool,
     to_float32,
     to_int32,
@@ -25,16 +25,36 @@ from replaydb.domain.episodes.arrays import (
     to_numpy,
     to_versions,
 )
+from replaydb.domain.episodes.segments import (
+    EXTRA,
+    LOGPROBS,
+    LOSS_MASK,
+    TOKEN_IDS,
+    TOKEN_VERSIONS,
+    TURN_REWARDS,
+    Column,
+    Segment,
+    column_of,
+    common_tokens,
+    lineage,
+    owner,
+    response_column,
+)
 from replaydb.errors import InvalidInputError
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False)
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class Turn:
     """One observation -> action step of an episode. Its arrays are read-only copies.
 
+    A turn whose context begins with the tokens of an earlier turn of its episode is best created
+    with `parent`. It then has only its other tokens, and arrays of its context are made at each
+    access.
+
     Attributes:
+        parent: The earlier turn of the episode that this turn follows, or None.
         prompt_ids: Context tokens, int32 [P].
         response_ids: Action tokens, int32 [R].
         loss_mask: Which action tokens to train on, bool [R]. Default: all.
@@ -48,28 +68,31 @@ class Turn:
             unknown.
         finish_reason: Why the action ended, as reported by the inference engine.
         token_extras: Arrays [P + R, ...] by name. Pass [P + R, ...] or [R, ...]; with [R, ...] the
-            prompt has zeros. See `Episode`.
+            prompt has zeros. Arrays without a value for the last token, [P + R - 1, ...], are kept
+            so. See `Episode`.
         metadata: JSON object.
+
+    Args:
+        new_ids: Context tokens after those of the parent, instead of `prompt_ids`. The context is
+            then all tokens of the parent, and these.
 
     Raises:
         InvalidInputError: An argument has the wrong shape, dtype or value.
     """
 
-    prompt_ids: NDArray[np.int32]
-    response_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32] | None
+    segment: Segment
+    parent: Turn | None
+    version: int | None
     reward: float | None
-    token_rewards: NDArray[np.float32] | None
-    policy_version: Versions
     finish_reason: str | None
-    token_extras: dict[str, Array]
     metadata: dict[str, Any]
 
     def __init__(
         self,
         *,
-        prompt_ids: ArrayLike,
+        parent: Turn | None = None,
+        prompt_ids: ArrayLike | None = None,
+        new_ids: ArrayLike | None = None,
         response_ids: ArrayLike,
         loss_mask: ArrayLike | None = None,
         logprobs: ArrayLike | None = None,
@@ -80,44 +103,168 @@ class Turn:
         token_extras: Mapping[str, ArrayLike] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        prompt = to_int32("prompt_ids", prompt_ids)
+        checks.optional(checks.instance, "parent", parent, Turn)
+        shared, context, above = _context(parent, prompt_ids, new_ids)
         response = to_int32("response_ids", response_ids)
-        size = len(response)
-        mask = np.ones(size, bool) if loss_mask is None else loss_mask
+        prompt_length = shared + len(context)
+        size, length = len(response), prompt_length + len(response)
+        responses: dict[str, Array | None] = {LOSS_MASK: None, LOGPROBS: None, TURN_REWARDS: None}
         if logprobs is not None:
-            logprobs = spread("logprobs", to_logprobs(logprobs), size)
+            responses[LOGPROBS] = spread("logprobs", to_logprobs(logprobs), size)
         total = checks.optional(checks.reward, "reward", reward)
         if token_rewards is not None:
-            token_rewards = spread("token_rewards", _rewards(token_rewards), size)
-            total = total_reward(token_rewards, total)
-        extras = named_arrays("token_extras", token_extras, _FIELDS)
+            rewards = spread("token_rewards", to_token_rewards(token_rewards), size)
+            total = total_reward(rewards, total)
+            responses[TURN_REWARDS] = rewards
+        if loss_mask is not None:
+            mask = spread("loss_mask", to_bool("loss_mask", loss_mask), size)
+            responses[LOSS_MASK] = None if mask.all() else mask
+        version = to_versions(policy_version, size)
+        if isinstance(version, np.ndarray):
+            responses[TOKEN_VERSIONS] = version
+        own = fixed(np.concatenate([context, response]))
+        columns = {TOKEN_IDS: Column(((shared, own),), length, inherits=above is not None)}
+        columns |= {
+            name: response_column(values, length)
+            for name, values in responses.items()
+            if values is not None
+        }
+        columns |= extra_columns(token_extras, RESERVED, length, prompt_length, size, above)
         set_fields(
             self,
-            prompt_ids=prompt,
-            response_ids=response,
-            loss_mask=spread("loss_mask", to_bool("loss_mask", mask), size),
-            logprobs=logprobs,
+            segment=Segment(length, prompt_length, columns, above),
+            parent=parent,
+            version=None if isinstance(version, np.ndarray) else version,
             reward=total,
-            token_rewards=token_rewards,
-            policy_version=to_versions(policy_version, size),
             finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
-            token_extras=spread_named("token_extras", extras, len(prompt) + size, size),
             metadata=checks.json_object("metadata", metadata, checks.text),
         )
 
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other) if isinstance(other, Turn) else NotImplemented
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """Context tokens, int32 [P]."""
+        return self.segment.tokens(0, self.segment.prompt_length)
+
+    @property
+    def response_ids(self) -> NDArray[np.int32]:
+        """Action tokens, int32 [R]."""
+        return self.segment.tokens(self.segment.prompt_length, self.segment.length)
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """Which action tokens to train on, bool [R]."""
+        return self.segment.mask(self.segment.prompt_length, self.segment.length)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32] | None:
+        """Behaviour logprobs of the action tokens, float32 [R], or None."""
+        logprobs: NDArray[np.float32] | None = self._responses(LOGPROBS)
+        return logprobs
+
+    @property
+    def token_rewards(self) -> NDArray[np.float32] | None:
+        """Reward of each action token, float32 [R], or None."""
+        rewards: NDArray[np.float32] | None = self._responses(TURN_REWARDS)
+        return rewards
+
+    @property
+    def policy_version(self) -> Versions:
+        """Policy version that acted, or int32 [R]; None if unknown."""
+        own = self._responses(TOKEN_VERSIONS)
+        return self.version if own is None else own
+
+    @property
+    def token_extras(self) -> dict[str, Array]:
+        """Arrays [P + R, ...] by name, or [P + R - 1, ...] if they were passed so."""
+        return self.segment.extras()
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens, P + R."""
-        return len(self.prompt_ids) + len(self.response_ids)
+        return self.segment.length
+
+    def _responses(self, name: str) -> Any:
+        column = self.segment.columns.get(name)
+        return None if column is None else column.pieces[0][1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle some ancestors before the parent, because each level is a recursion."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _unpickled, (lineage(self), values)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all but the parents is equal, bit for bit."""
+        return same_fields(self, other, FIELDS) if isinstance(other, Turn) else NotImplemented
+
+    def __repr__(self) -> str:
+        response = self.num_tokens - self.segment.prompt_length
+        return f"Turn({self.num_tokens} tokens, {response} in the response, reward={self.reward})"
 
 
-_FIELDS = frozenset(f.name for f in fields(Turn))
+def _unpickled(_: tuple[Turn, ...], values: dict[str, Any]) -> Turn:
+    return trusted(Turn, **values)
 
 
-def _rewards(value: ArrayLike) -> NDArray[np.float32]:
+#: Public fields that two equal turns have in common.
+FIELDS = (
+    *("prompt_ids", "response_ids", "loss_mask", "logprobs", "reward", "token_rewards"),
+    *("policy_version", "finish_reason", "token_extras", "metadata"),
+)
+#: Names that no token extra of a turn may have.
+RESERVED = frozenset(FIELDS)
+
+
+def _context(
+    parent: Turn | None, prompt_ids: ArrayLike | None, new_ids: ArrayLike | None
+) -> tuple[int, NDArray[np.int32], Segment | None]:
+    """Return how many tokens are those of a segment, the other tokens of the context, and it."""
+    if (prompt_ids is None) == (new_ids is None):
+        expected = "prompt_ids, or new_ids with parent"
+        actual = "none of them" if prompt_ids is None else "prompt_ids and new_ids"
+        raise InvalidInputError("turn", expected, actual)
+    if prompt_ids is None:
+        if parent is None:
+            raise InvalidInputError("parent", "the turn that new_ids continue", None)
+        return parent.segment.length, to_int32("new_ids", new_ids), parent.segment
+    prompt = to_int32("prompt_ids", prompt_ids)
+    known = 0 if parent is None else common_tokens(parent.segment, prompt)
+    if parent is None or not known:
+        return 0, prompt, None
+    return known, prompt[known:], owner(parent.segment, known)
+
+
+def extra_columns(
+    extras: Mapping[str, ArrayLike] | None,
+    taken: Collection[str],
+    length: int,
+    prompt_length: int,
+    response: int | None,
+    parent: Segment | None = None,
+) -> dict[str, Column]:
+    """Return the columns of the token extras of a new segment.
+
+    `response`: number of tokens of the response, if arrays may have only their values.
+
+    Raises:
+        InvalidInputError: A name is `taken` or invalid, or an array cannot be stored or has another
+            number of values.
+    """
+    found: dict[str, Column] = {}
+    for name, array in named_arrays("token_extras", extras, taken).items():
+        # The error does not name this length. Rewards are of tokens, so the last one has one, too.
+        but_last = None if name == "token_rewards" else length - 1
+        if not array.ndim or len(array) not in (length, but_last, response):
+            spread(f"token_extras[{name!r}]", array, length, response)
+        column = EXTRA + name
+        if len(array) == response:
+            found[column] = response_column(array, length)
+        else:
+            found[column] = column_of(array, length, prompt_length, column, parent)
+    return found
+
+
+def to_token_rewards(value: ArrayLike) -> NDArray[np.float32]:
+    """Return finite rewards [N] as a read-only float32 copy, from numbers or bools."""
     given = to_numpy("token_rewards", value)
     # The verdicts of a verifier are bools or integers.
     rewards = to_float32("token_rewards", given if given.dtype.kind == "f" else given * 1.0)
@@ -154,6 +301,10 @@ def set_fields(target: _T, **values: Any) -> _T:
     return target
 
 
-def same_fields(one: Any, other: Any) -> bool:
-    """Whether two instances of one dataclass have the same content, bit for bit."""
-    return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+def same_fields(one: Any, other: Any, names: Iterable[str] | None = None) -> bool:
+    """Whether two instances of one dataclass have the same content, bit for bit.
+
+    `names`: the fields to compare. Default: all.
+    """
+    compared = [field.name for field in fields(one)] if names is None else names
+    return all(same(getattr(one, name), getattr(other, name)) for name in compared)

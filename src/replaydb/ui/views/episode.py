@@ -17,7 +17,7 @@ from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Turn
-from replaydb.domain.episodes.flat import flatten, restarts
+from replaydb.domain.episodes.merging import restarts
 from replaydb.domain.results import EpisodeInfo, GroupInfo
 from replaydb.errors import InvalidInputError
 from replaydb.ui import downloads
@@ -171,7 +171,7 @@ async def load_episode(
         part, texts = texts_of(None, text, number, None)
         return replace(view, part=part, texts=texts) if texts else view
     if one.turns:
-        view = replace(view, restarts=[turn + 1 for _, turn in restarts(flatten([one]))])
+        view = replace(view, restarts=[turn + 1 for _, turn in restarts([one])])
     if view.show == "text":
         part, texts = texts_of(one, text, number, decode)
         show_turns = decode is None and part.number == 0

@@ -1,0 +1,75 @@
+"""Which tokens of a segment are those of another segment of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from replaydb.domain.episodes.segments import Segment, common_tokens
+
+#: Shorter prefixes are not shared. A segment that shares none is read without a copy.
+LEAST_SHARED = 32
+#: Number of branches of an episode that a segment is compared with.
+MOST_BRANCHES = 4
+
+
+class Share(NamedTuple):
+    """The beginning of a segment.
+
+    Attributes:
+        parent: Index of the segment that has these tokens, -1 for none.
+        shared: Number of tokens.
+    """
+
+    parent: int = -1
+    shared: int = 0
+
+
+def shares(episodes: Sequence[Sequence[Segment]]) -> list[Share]:
+    """Return for each segment of some episodes, in order, with which one before it begins equally.
+
+    A segment is compared with the parent that it was created with, the ends of the last branches
+    of its episode, and the first segments of the first episode and of the one before. Comparing
+    with the end of a branch finds the point at which a segment leaves it, too.
+    """
+    found: list[Share] = []
+    segments: list[Segment] = []
+    index: dict[int, int] = {}
+    first = before = -1
+    for episode in episodes:
+        branches: list[int] = []  # their last segments, the newest first
+        roots = dict.fromkeys(one for one in (first, before) if one >= 0)
+        before = len(segments)
+        first = max(first, 0)
+        for segment in episode:
+            named = -1 if segment.parent is None else index.get(id(segment.parent), -1)
+            best = Share(named, segment.shared) if named >= 0 else Share()
+            if not (named >= 0 and best.shared == segments[named].length):
+                best = _longest(segment, best, [*branches[:MOST_BRANCHES], *roots], segments)
+            if best.parent in branches and best.shared == segments[best.parent].length:
+                branches.remove(best.parent)
+            while best.parent >= 0 and best.shared <= found[best.parent].shared:
+                best = Share(found[best.parent].parent, best.shared)
+            branches.insert(0, len(segments))
+            index[id(segment)] = len(segments)
+            segments.append(segment)
+            found.append(best if best.shared >= LEAST_SHARED else Share())
+    return found
+
+
+def _longest(
+    segment: Segment, best: Share, candidates: Sequence[int], segments: Sequence[Segment]
+) -> Share:
+    """Return the longest beginning of the context of a segment that a candidate has."""
+    most = segment.prompt_length
+    if best.shared == most or most < LEAST_SHARED:
+        return best
+    context = segment.tokens(0, most)
+    for candidate in candidates:
+        if segments[candidate].length > best.shared:
+            known = common_tokens(segments[candidate], context)
+            if known > best.shared:
+                best = Share(candidate, known)
+                if known == most:
+                    break
+    return best

@@ -1,0 +1,96 @@
+"""Replacement of the payloads of groups by the same episodes in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from replaydb.database.repository import groups, packs
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime.session import Session
+from replaydb.database.statements.episode_group import update_each_group
+from replaydb.database.statements.insertion import insert_into
+from replaydb.database.statements.payload import delete_payloads
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.records import PayloadRecord
+from replaydb.database.tables.schema import buffer, episode_group, group, payload
+from replaydb.domain.episodes import GroupStatus
+
+#: The parts of a payload, by number, and their checksums.
+Parts = frozenset[tuple[int, int]]
+
+
+def old_groups(session: Session, after: int, write_format: int, most: int) -> Sequence[Any]:
+    """Return up to `most` groups with payloads of an older format, with a larger id than `after`.
+
+    Returns:
+        Rows with `id`, `buffer`, `task_name` and `num_bytes`, by id.
+    """
+    old = select(payload.c.group_id).where(payload.c.codec_version < write_format)
+    old = old.where(payload.c.group_id > after).distinct().order_by(payload.c.group_id).limit(most)
+    named = (
+        select(group.id, group.task_name, group.num_bytes, buffer.c.name.label("buffer"))
+        .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
+        .where(group.id.in_(old))
+        .order_by(group.id)
+    )
+    return session.run(named)
+
+
+def rewrite(
+    locked: LockedBuffer,
+    several: Mapping[int, Sequence[PayloadRecord]],
+    before: Mapping[int, Parts],
+) -> set[int]:
+    """Replace the payloads of groups, unless these are other ones than before.
+
+    Args:
+        locked: The buffer, with the tasks of the groups.
+        several: The new parts, by group id.
+        before: The parts that were read.
+
+    Returns:
+        Ids of the groups with new payloads.
+    """
+    session = locked.session
+    every = [part for parts in several.values() for part in parts]
+    locked.check_formats(every)
+    counted = packs.enter(session, every)
+    now: dict[int, set[tuple[int, int]]] = {}
+    for row in session.run(_select_checksums(sorted(several))):
+        now.setdefault(row.group_id, set()).add((row.part, row.checksum))
+    rows = {row.id: row for row in groups.scalars(session, locked.id, sorted(several))}
+    changed = [
+        group_id
+        for group_id in rows
+        if frozenset(now.get(group_id, ())) == before[group_id]
+        and rows[group_id].task_name in locked.task_states
+    ]
+    packs.settle(locked.shares, counted, [part for one in changed for part in several[one]])
+    if not changed:
+        return set()
+    if locked.row.uses_payload_store:
+        packs.release(session, changed, locked.shares)
+    else:
+        session.run(delete_payloads(changed))
+    session.run_many(
+        insert_into(payload), [part.row(one) for one in changed for part in several[one]]
+    )
+    sizes = {one: sum(len(part.data) for part in several[one]) for one in changed}
+    for one in changed:
+        if rows[one].group_status != GroupStatus.ARCHIVED:
+            task = locked.task_states[rows[one].task_name]
+            task.stored_bytes += sizes[one] - rows[one].num_bytes
+    session.run_many(
+        update_each_group(),
+        [{"group_id": one, "num_bytes": size} for one, size in sizes.items()],
+    )
+    return set(changed)
+
+
+def _select_checksums(ids: Sequence[int]) -> Select[Any]:
+    """Select the parts of groups, without their bytes."""
+    key = (payload.c.group_id, payload.c.part, payload.c.checksum)
+    return select(*key).where(among(payload.c.group_id, ids))
