@@ -69,7 +69,7 @@ class Turn:
         finish_reason: Why the action ended, as reported by the inference engine.
         token_extras: Arrays [P + R, ...] by name. Pass [P + R, ...] or [R, ...]; with [R, ...] the
             prompt has zeros. Arrays without a value for the last token, [P + R - 1, ...], are kept
-            so. See `Episode`.
+            so, unless P is 1: they are then those of the response. See `Episode`.
         metadata: JSON object.
 
     Args:
