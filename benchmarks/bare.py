@@ -96,7 +96,8 @@ class Encoder:
 def decode(payloads: Iterable[Payload]) -> None:
     """Decode payloads with the codec of replaydb."""
     for _, data, checksum in payloads:
-        codec.decode(data, checksum)
+        assert codec.mismatch(data, checksum) is None
+        codec.decode([data])
 
 
 @cache

@@ -45,7 +45,7 @@ def altered(**changes: Any) -> list[Episode]:
         if value is not None:
             own[section] = value
     blobs = [bytes(compaction.write(part, 2, None)) for part in parts.values()]
-    return codec.decode_parts(blobs).episodes
+    return codec.decode(blobs).episodes
 
 
 def but_last(array: NDArray[Any]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from replaydb import codec
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.errors import NotSupportedError
+from support import payloads
 from support.examples import examples
 from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
 
@@ -29,7 +30,7 @@ VERSIONS = pytest.mark.parametrize("version", range(1, codec.VERSION + 1))
 
 def encoded(*given: Any, **options: Any) -> list[bytes]:
     """Return the parts of a payload."""
-    return [bytes(part.data) for part in codec.encode_parts(*given, **options)]
+    return [bytes(part.data) for part in codec.encode(*given, **options)]
 
 
 @VERSIONS
@@ -44,7 +45,7 @@ def test_round_trip(
 ) -> None:
     options = {"compression": compression, "version": version}
     parts = encoded(episodes, context, **options)
-    decoded = codec.decode_parts(parts)
+    decoded = codec.decode(parts)
     assert decoded == (episodes, context)
     assert encoded(*decoded, **options) == parts
 
@@ -57,7 +58,7 @@ def test_every_dtype_and_shape(dtype: str, shape: tuple[int, ...], version: int)
     made = Episode(token_ids=[1], loss_mask=[1], extras={"x": array})
     other = Episode(token_ids=[1], loss_mask=[1])
     for episodes in ([made], [made, made], [made, other]):
-        decoded = codec.decode_parts(encoded(episodes, version=version)).episodes
+        decoded = codec.decode(encoded(episodes, version=version)).episodes
         assert decoded == episodes
         assert type(decoded[0].extras["x"]) is type(array)
 
@@ -68,7 +69,7 @@ def test_decoded_arrays_are_read_only_views_of_the_bytes(version: int) -> None:
     given += sample_episodes()
     [data] = encoded(given, version=version)
     for source in (data, memoryview(bytearray(data))):
-        decoded = codec.decode_parts([source])
+        decoded = codec.decode([source])
         first = decoded.episodes[0]
         for array in (first.token_ids, first.prompt_ids, first.response_ids):
             assert not array.flags.writeable
@@ -78,14 +79,14 @@ def test_decoded_arrays_are_read_only_views_of_the_bytes(version: int) -> None:
     state = decoded.episodes[1].extras["state"]
     assert isinstance(state, torch.Tensor)
     state.add_(1)  # tensors cannot be read-only, so they are copies
-    assert codec.decode_parts([data]).episodes == given
+    assert codec.decode([data]).episodes == given
 
 
 @VERSIONS
 def test_tensors_are_aligned_and_the_library_reads_them(version: int) -> None:
     one = Episode(token_ids=[2**20], loss_mask=[1], extras={"odd": np.ones(3, np.uint8)})
     [data] = encoded([one] * 3, version=version)
-    assert all(one.token_ids.flags.aligned for one in codec.decode_parts([data]).episodes)
+    assert all(one.token_ids.flags.aligned for one in codec.decode([data]).episodes)
     by_library = safetensors.numpy.load(data)
     np.testing.assert_array_equal(by_library["episode/odd"], np.ones((3, 3), np.uint8))
     assert by_library["token_ids"].tolist() == [2**20] * 3
@@ -98,7 +99,7 @@ def test_zstd_is_smaller_and_recognised(version: int) -> None:
     [plain] = encoded(given, version=version)
     [compressed] = encoded(given, version=version, compression="zstd")
     assert len(compressed) < len(plain) / 2
-    assert codec.decode(compressed).episodes == codec.decode(plain).episodes == given
+    assert payloads.decode(compressed).episodes == payloads.decode(plain).episodes == given
 
 
 @VERSIONS
@@ -109,8 +110,8 @@ def test_zstd_missing(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     with pytest.raises(NotSupportedError, match=r"replaydb\[zstd\]"):
         encoded(given, version=version, compression="zstd")
     with pytest.raises(NotSupportedError, match=r"replaydb\[zstd\]"):
-        codec.decode(compressed)
-    assert codec.decode_parts(encoded(given, version=version)).episodes == given
+        payloads.decode(compressed)
+    assert codec.decode(encoded(given, version=version)).episodes == given
 
 
 def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
@@ -121,8 +122,8 @@ def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
 def write_samples() -> None:
     """Write tests/data, as it was once written with codec version 1. Needs the path `src:tests`."""
     given = sample_episodes()
-    (DATA / "payload_v1.safetensors").write_bytes(codec.encode(given))
-    (DATA / "payload_v1.safetensors.zst").write_bytes(codec.encode(given, compression="zstd"))
+    (DATA / "payload_v1.safetensors").write_bytes(payloads.encode(given))
+    (DATA / "payload_v1.safetensors.zst").write_bytes(payloads.encode(given, compression="zstd"))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def write_samples() -> None:
     ],
 )
 def test_version_1_still_decodes(name: str, known: int) -> None:
-    assert codec.decode((DATA / name).read_bytes(), known).episodes == sample_episodes()
+    assert payloads.decode((DATA / name).read_bytes(), known).episodes == sample_episodes()
 
 
 def test_version_1_is_still_written_equally() -> None:
     stored = (DATA / "payload_v1.safetensors").read_bytes()
-    assert tensors_of(codec.encode(sample_episodes())) == tensors_of(stored)
+    assert tensors_of(payloads.encode(sample_episodes())) == tensors_of(stored)

@@ -20,6 +20,7 @@ from replaydb.codec import framing
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.errors import ClientTooOldError, CorruptPayloadError
+from support import payloads
 from support.examples import examples
 from support.samples import arrays, episode, sample_episodes
 
@@ -64,12 +65,12 @@ def with_names(*names: object) -> bytes:
 
 
 def test_the_unchanged_blob_is_valid() -> None:
-    assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes] == [[7], [8, 9]]
-    assert len(codec.decode(blob(**turns())).episodes[1].turns) == 2
-    [_, named] = codec.decode(with_names(["b"], None)).episodes
+    assert [e.token_ids.tolist() for e in payloads.decode(blob()).episodes] == [[7], [8, 9]]
+    assert len(payloads.decode(blob(**turns())).episodes[1].turns) == 2
+    [_, named] = payloads.decode(with_names(["b"], None)).episodes
     assert [list(turn.token_extras) for turn in named.turns] == [["b"], []]
     whole = turns(token_rewards=np.zeros(3, np.float32), rewards=np.zeros(2))
-    assert codec.decode(blob(**whole)).episodes[1].turns[0].token_rewards is not None
+    assert payloads.decode(blob(**whole)).episodes[1].turns[0].token_rewards is not None
 
 
 @pytest.mark.parametrize(
@@ -188,12 +189,12 @@ def test_the_unchanged_blob_is_valid() -> None:
 )
 def test_the_error_has_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptPayloadError, match=reason):
-        codec.decode(data)
+        payloads.decode(data)
 
 
 def test_a_newer_format_is_not_damage() -> None:
     with pytest.raises(ClientTooOldError, match=r"payload format 3, .* reads up to 2"):
-        codec.decode(blob(version="3"))
+        payloads.decode(blob(version="3"))
 
 
 def with_header(change: Any) -> bytes:
@@ -234,40 +235,40 @@ def with_header(change: Any) -> bytes:
 )
 def test_inconsistent_headers(change: Any) -> None:
     with pytest.raises(CorruptPayloadError):
-        codec.decode(with_header(change))
+        payloads.decode(with_header(change))
 
 
 def test_a_mask_holds_only_true_and_false() -> None:
     data = bytearray(blob())
     data[-1] = 2
     with pytest.raises(CorruptPayloadError, match="neither true nor false"):
-        codec.decode(bytes(data))
+        payloads.decode(bytes(data))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_every_truncation_and_every_flipped_bit_of_the_sample(compression: Any) -> None:
     context = GroupContext.of([{"role": "user"}], [1, 2], {"image": np.arange(3)})
-    data = codec.encode(sample_episodes(), context, compression=compression)
+    data = payloads.encode(sample_episodes(), context, compression=compression)
     known = codec.checksum_of(data)
     for end in range(len(data)):
         for check in (None, known):
             with pytest.raises(CorruptPayloadError):
-                codec.decode(data[:end], check)
+                payloads.decode(data[:end], check)
     for position in range(len(data)):
         altered = bytearray(data)
         altered[position] ^= 1 << position % 8
         with pytest.raises(CorruptPayloadError, match="checksum is"):
-            codec.decode(bytes(altered), known)
+            payloads.decode(bytes(altered), known)
         decodes_or_is_corrupt(bytes(altered))
 
 
 def decodes_or_is_corrupt(data: bytes) -> None:
     try:
-        found = codec.decode(data)
+        found = payloads.decode(data)
     except (ClientTooOldError, CorruptPayloadError):
         return
-    assert codec.decode(codec.encode(*found)) == found
-    assert codec.decode_parts([part.data for part in codec.encode_parts(*found)]) == found
+    assert payloads.decode(payloads.encode(*found)) == found
+    assert codec.decode([part.data for part in codec.encode(*found)]) == found
     for one in found.episodes:
         assert one.num_loss_tokens <= one.num_tokens
         assert one.prompt_length <= one.num_tokens
@@ -278,7 +279,7 @@ def decodes_or_is_corrupt(data: bytes) -> None:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(episode(), min_size=1, max_size=3), st.data())
 def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> None:
-    raw = bytearray(codec.encode(episodes))
+    raw = bytearray(payloads.encode(episodes))
     edits = st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255))
     for position, value in data.draw(st.lists(edits, min_size=1, max_size=4)):
         raw[position] = value
@@ -292,7 +293,7 @@ def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> Non
 @example(b"", b"\x28\xb5\x2f\xfd")
 def test_fuzz_random_bytes(data: bytes, start: bytes) -> None:
     with pytest.raises(CorruptPayloadError):
-        codec.decode(start + data)
+        payloads.decode(start + data)
 
 
 PLAIN = ["lengths", "token_ids", "prompt_ids", "loss_mask", "logprobs", "rewards", "json", "x"]
@@ -310,12 +311,12 @@ def test_fuzz_foreign_tensors(tensors: dict[str, NDArray[Any]]) -> None:
 def test_zstd_frames_that_claim_too_much_or_nothing() -> None:
     bomb = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + b"\1\0\0"
     with pytest.raises(CorruptPayloadError, match="claim to hold 1099511627776"):
-        codec.decode(bomb)
+        payloads.decode(bomb)
     unknown = zstandard.ZstdCompressor(write_content_size=False).compress(blob())
     with pytest.raises(CorruptPayloadError, match="claim to hold"):
-        codec.decode(unknown)
+        payloads.decode(unknown)
     with pytest.raises(CorruptPayloadError):
-        codec.decode(bytes(codec.encode([], compression="zstd")) + b"\0")
+        payloads.decode(bytes(payloads.encode([], compression="zstd")) + b"\0")
 
 
 def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
@@ -327,7 +328,7 @@ def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
     assert len(zstandard.ZstdDecompressor().decompress(bomb)) == size
     tracemalloc.start()
     with pytest.raises(CorruptPayloadError, match=f"claim to hold {size}"):
-        codec.decode(bomb)
+        payloads.decode(bomb)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 
@@ -337,6 +338,6 @@ def test_a_payload_that_would_expand_too_much_is_not_compressed(
 ) -> None:
     monkeypatch.setattr(framing, "FREE_EXPANSION_BYTES", 2**10)
     zeros = Episode(token_ids=[0] * 100_000, loss_mask=[True] * 100_000)
-    data = codec.encode([zeros], compression="zstd")
-    assert data == codec.encode([zeros])
-    assert codec.decode(data).episodes[0].num_tokens == 100_000
+    data = payloads.encode([zeros], compression="zstd")
+    assert data == payloads.encode([zeros])
+    assert payloads.decode(data).episodes[0].num_tokens == 100_000

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from replaydb import codec
 from replaydb.batch import Batch
 from replaydb.domain.episodes import Episode, EpisodeGroup, Turn
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.errors import InvalidInputError
 from replaydb.training import advantages, priorities
+from support import payloads
 from support.groups import group
 
 MASKED = np.ma.array([1.5, 2.5], mask=[False, True])
@@ -124,7 +124,7 @@ def test_tensors_without_plain_values_are_refused(create: Callable[[], torch.Ten
 @pytest.mark.parametrize(("value", "stored"), EXACT)
 def test_arrays_in_an_unusual_form_are_stored_exactly(value: Any, stored: Any) -> None:
     episodes = [Episode(token_ids=[1], loss_mask=[1], extras={"x": value})]
-    [decoded] = codec.decode(codec.encode(episodes)).episodes
+    [decoded] = payloads.decode(payloads.encode(episodes)).episodes
     assert [decoded] == episodes == [Episode(token_ids=[1], loss_mask=[1], extras={"x": stored})]
 
 

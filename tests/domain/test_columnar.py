@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaydb.codec import encode_parts
+from replaydb.codec import encode
 from replaydb.domain.episodes import Episode, EpisodeGroup
 from replaydb.errors import InvalidInputError
 from support.examples import examples
@@ -120,7 +120,7 @@ def test_arrays_and_episodes_give_the_same_group(
         group_uid="one",
     )
     assert made == expected
-    assert encode_parts(made.episodes) == encode_parts(expected.episodes)
+    assert encode(made.episodes) == encode(expected.episodes)
 
 
 OF_GROUP: dict[str, Any] = {

@@ -520,7 +520,7 @@ def test_torch_is_not_imported() -> None:
         "import sys, replaydb.codec as c;"
         "import replaydb.domain.episodes as e;"
         "ep = e.Episode(prompt_ids=[1], response_ids=[2], logprobs=[0.5], extras={'a': 1});"
-        "several = [c.encode_parts([ep], version=version) for version in (1, 2)];"
+        "several = [c.encode([ep], version=version) for version in (1, 2)];"
         "assert all(c.decode(core.data).episodes == [ep] for [core] in several);"
         "assert 'torch' not in sys.modules"
     )

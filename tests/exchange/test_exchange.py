@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import replaydb as rdb
-from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, analysis, codec
+from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, analysis
 from replaydb.analysis import decoded_groups
 from replaydb.errors import (
     DatabaseUnavailableError,
@@ -34,6 +34,7 @@ from replaydb.exchange import (
     importing,
 )
 from replaydb.exchange.manifest import NAME
+from support import payloads
 from support.command import run
 from support.engines import postgresql_nightly
 from support.groups import GENERATED, conversation, episode, group, groups
@@ -41,7 +42,7 @@ from support.s3 import S3Server
 
 
 def encoded(one: EpisodeGroup) -> bytes:
-    return bytes(codec.encode(one.episodes, one.context))
+    return bytes(payloads.encode(one.episodes, one.context))
 
 
 @pytest.fixture(params=["folder", "bucket"])

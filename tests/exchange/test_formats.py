@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replaydb import Episode, EpisodeGroup, Turn, codec
+from replaydb import Episode, EpisodeGroup, Turn
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.regrouping import groups_in
-from support import samples
+from support import payloads, samples
 from support.decoded import decoded_group
 from support.examples import examples
 from support.groups import group
@@ -39,7 +39,7 @@ def written(path: Path, kind: Format, groups: list[EpisodeGroup]) -> str:
 
 
 def encoded(one: EpisodeGroup) -> bytes:
-    return bytes(codec.encode(one.episodes, one.context))
+    return bytes(payloads.encode(one.episodes, one.context))
 
 
 @st.composite

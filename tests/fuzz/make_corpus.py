@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fuzz.targets import CORPUS
-from replaydb import Episode, EpisodeGroup, blocking, codec
+from replaydb import Episode, EpisodeGroup, blocking
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.exchange import export_groups
 from replaydb.exchange.formats import Format
 from support.groups import GENERATED, conversation, episode
+from support.payloads import encode
 from support.samples import DTYPES, array_of, sample_episodes
 
 FILTERS = {
@@ -66,8 +67,8 @@ def payloads() -> dict[str, bytes]:
         "turns": ([conversation(), episode()],),
         "everything": everything,
     }
-    found = {name: bytes(codec.encode(*one)) for name, one in several.items()}
-    compressed = codec.encode(*everything, compression="zstd")
+    found = {name: bytes(encode(*one)) for name, one in several.items()}
+    compressed = encode(*everything, compression="zstd")
     return found | {"compressed": bytes(compressed)}
 
 

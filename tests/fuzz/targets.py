@@ -35,6 +35,7 @@ from replaydb.exchange.regrouping import Incoming, groups_in
 from support.batches import ROW
 from support.decoded import decoded_group
 from support.groups import episode
+from support.payloads import decode
 
 #: A folder of inputs for each target.
 CORPUS = Path(__file__).with_name("corpus")
@@ -59,12 +60,12 @@ def payloads() -> Iterator[Check]:
 
 def _check_payload(folder: Path, data: bytes) -> None:
     try:
-        found = codec.decode(data)
+        found = decode(data)
     except (ClientTooOldError, CorruptPayloadError):
         return
     for compression in (None, "zstd"):
-        parts = codec.encode_parts(*found, compression=compression)
-        assert codec.decode_parts([part.data for part in parts]) == found
+        parts = codec.encode(*found, compression=compression)
+        assert codec.decode([part.data for part in parts]) == found
     for one in found.episodes:
         assert one.logprobs is None or not np.isinf(one.logprobs).any()
     row = ROW | {"group_status": "aborted"}

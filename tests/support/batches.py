@@ -29,8 +29,8 @@ def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | Non
 
 def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:
     """Return a stored group with the episodes as they are read in format 2."""
-    [core, *columns] = codec.encode_parts(episodes)
-    found = codec.decode_parts([bytes(part.data) for part in (core, *columns)])
+    [core, *columns] = codec.encode(episodes)
+    found = codec.decode([bytes(part.data) for part in (core, *columns)])
     row = ROW | {"id": group_id, "group_uid": str(group_id)}
     return StoredGroup(row, dict(enumerate(found.episodes)), found.context)
 

@@ -43,7 +43,7 @@ class Part(NamedTuple):
     expanded_bytes: int | None
 
 
-def encode_parts(
+def encode(
     episodes: Sequence[Episode],
     context: GroupContext | None = None,
     *,
@@ -72,26 +72,7 @@ def encode_parts(
     return [Part(None, blob if compression is None else framing.compress(blob), None)]
 
 
-def encode(
-    episodes: Sequence[Episode],
-    context: GroupContext | None = None,
-    *,
-    compression: Literal["zstd"] | None = None,
-    version: int = 1,
-) -> bytes | memoryview:
-    """Return the episodes as the only part of a payload; see `encode_parts`."""
-    [part] = encode_parts(episodes, context, compression=compression, version=version)
-    return part.data
-
-
-def decode(data: bytes | memoryview, checksum: int | None = None) -> Contents:
-    """Return what `encode` was given; see `decode_parts`. It may have a checksum."""
-    if checksum is not None and (wrong := mismatch(data, checksum)):
-        corrupt(wrong)
-    return decode_parts([data])
-
-
-def decode_parts(
+def decode(
     parts: Sequence[bytes | memoryview], sizes: Sequence[int | None] | None = None
 ) -> Contents:
     """Return what is in some parts of a payload, the core first.

@@ -35,12 +35,11 @@ def shares(episodes: Sequence[Sequence[Segment]]) -> list[Share]:
     found: list[Share] = []
     segments: list[Segment] = []
     index: dict[int, int] = {}
-    first = before = -1
+    before = 0  # the first segment of the episode before
     for episode in episodes:
         branches: list[int] = []  # their last segments, the newest first
-        roots = dict.fromkeys(one for one in (first, before) if one >= 0)
+        roots = dict.fromkeys((0, before)) if segments else ()
         before = len(segments)
-        first = max(first, 0)
         for segment in episode:
             named = -1 if segment.parent is None else index.get(id(segment.parent), -1)
             best = Share(named, segment.shared) if named >= 0 else Share()

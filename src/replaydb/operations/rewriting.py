@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from replaydb.database.repository import buffers, groups, rewriting
 from replaydb.database.repository.locking import tasks_locked
-from replaydb.database.repository.packs import record_unused
+from replaydb.database.repository.packs import PackGoneError, record_unused
 from replaydb.database.runtime.session import Session
-from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
+from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.tables.records import PayloadRecord, from_rows, payload_records
 from replaydb.domain import checks
 from replaydb.operations.reading import BATCH_BYTES, PAGE
@@ -31,8 +32,8 @@ class RewriteReport:
         num_groups: Number of groups that were rewritten.
         bytes_before: Size of their payloads before.
         bytes_after: Size of their payloads now.
-        num_skipped: Number of groups that another process changed meanwhile, or whose payload is
-            damaged: see `verify`.
+        num_skipped: Number of groups that another process changed meanwhile, whose payload is
+            damaged (see `verify`), or that took too long to write. Call it again for the others.
     """
 
     num_groups: int = 0
@@ -63,9 +64,8 @@ async def rewrite_payloads(
     show = checks.optional(checks.function, "progress", progress)
     report, after = RewriteReport(), 0
     database = store._payloads.database
-    write_format = await database.read(_write_format, end=end_in(allowance()))
     while True:
-        page = partial(rewriting.old_groups, after=after, write_format=write_format, most=PAGE)
+        page = partial(rewriting.old_groups, after=after, most=PAGE)
         found = await database.read(page, end=end_in(BULK_SECONDS))
         if not found:
             return report
@@ -76,11 +76,6 @@ async def rewrite_payloads(
             if show is not None:
                 show(report)
         after = found[-1].id
-
-
-def _write_format(session: Session) -> int:
-    rows = (buffers.find(session, name) for name in buffers.buffer_names(session))
-    return max((row.write_format for row in rows if row is not None), default=1)
 
 
 async def _rewrite(
@@ -120,9 +115,12 @@ async def _rewrite(
             known = {one: frozenset(parts) for one, parts in before.items()}
             return rewriting.rewrite(buffer, several, known)
 
-    done = await database.write(work, end=end)
+    done: set[int] = set()
+    with suppress(PackGoneError):  # written too long ago: the groups are left for another call
+        done = await database.write(work, end=end)
     if not done and row.uses_payload_store:
-        await database.write(partial(record_unused, payloads=every), end=end)
+        with suppress(PackGoneError):
+            await database.write(partial(record_unused, payloads=every), end=end)
     sizes = {one.id: int(one.num_bytes) for one in some}
     return replace(
         report,

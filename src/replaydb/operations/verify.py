@@ -359,14 +359,19 @@ def _contradictions(
     for part, data in current:
         if part.field is not None:
             heavy.setdefault((part.group_id, part.of_part), []).append((part, data))
-    found = []
+    numbers = {(row.group_id, row.part) for row in (Part(*row) for row in parts) if not row.field}
+    found = [
+        Problem("payload", f"group {group_id}, part {number}", "it has columns, and does not exist")
+        for group_id, number in heavy
+        if (group_id, number) not in numbers
+    ]
     for part, data in current:
         if part.field is not None:
             continue
         where = f"group {part.group_id}, part {part.part}"
         try:
             mine = [(part, data), *heavy.get(part[:2], ())]
-            contents = codec.decode_parts(
+            contents = codec.decode(
                 [data for _, data in mine], [one.expanded_bytes for one, _ in mine]
             )
         except CorruptPayloadError as error:

@@ -15,20 +15,27 @@ from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.payload import delete_payloads
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import PayloadRecord
-from replaydb.database.tables.schema import buffer, episode_group, group, payload
+from replaydb.database.tables.schema import (
+    buffer,
+    compatibility,
+    episode_group,
+    group,
+    payload,
+)
 from replaydb.domain.episodes import GroupStatus
 
 #: The parts of a payload, by number, and their checksums.
 Parts = frozenset[tuple[int, int]]
 
 
-def old_groups(session: Session, after: int, write_format: int, most: int) -> Sequence[Any]:
-    """Return up to `most` groups with payloads of an older format, with a larger id than `after`.
+def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
+    """Return up to `most` groups with payloads of an older format than new ones, after an id.
 
     Returns:
         Rows with `id`, `buffer`, `task_name` and `num_bytes`, by id.
     """
-    old = select(payload.c.group_id).where(payload.c.codec_version < write_format)
+    current = select(compatibility.c.write_format).scalar_subquery()
+    old = select(payload.c.group_id).where(payload.c.codec_version < current)
     old = old.where(payload.c.group_id > after).distinct().order_by(payload.c.group_id).limit(most)
     named = (
         select(group.id, group.task_name, group.num_bytes, buffer.c.name.label("buffer"))

@@ -232,7 +232,7 @@ def payload_records(
     found: list[PayloadRecord] = []
     for i, (number, mine) in enumerate(runs.items()):
         given = GroupContext() if i else context
-        parts = codec.encode_parts(mine, given, compression=compression, version=version)
+        parts = codec.encode(mine, given, compression=compression, version=version)
         found += _records_of(parts, number, version, len(found))
     return found
 
@@ -287,7 +287,7 @@ def to_episode_record(
     version: int = codec.VERSION,
 ) -> EpisodeRecord:
     """Encode a single episode in a version of the payload format."""
-    parts = codec.encode_parts([episode], compression=compression, version=version)
+    parts = codec.encode([episode], compression=compression, version=version)
     return EpisodeRecord(episode_row(episode), _records_of(parts, 0, version), episode.text)
 
 
@@ -447,14 +447,14 @@ def _from_parts(
     for i, part in enumerate(sorted(cores, key=lambda part: int(part["part"]))):
         number = part["part"]
         mine = [part, *columns.pop(number, ())]
-        contents = codec.decode_parts(
+        contents = codec.decode(
             [one["data"] for one in mine], [one["expanded_bytes"] for one in mine]
         )
         episodes |= dict(enumerate(contents.episodes, number))
         if not i:
             context = contents.context
     if columns:
-        raise CorruptPayloadError(f"columns of parts that do not exist: {sorted(columns)}")
+        raise CorruptPayloadError(f"columns of parts that do not exist: {list(columns)}")
     if len(episodes) != facts["num_episodes"]:
         reason = f"{len(episodes)} episodes stored, {facts['num_episodes']} expected"
         raise CorruptPayloadError(reason)

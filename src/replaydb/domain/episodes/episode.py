@@ -66,9 +66,10 @@ class Episode:
             version, you can pass one here.
         finish_reason: Why generation ended, as reported by the inference engine.
         token_extras: Arrays [T, ...] by name. Pass [T, ...] or [R, ...]; with [R, ...] the prompt
-            has zeros. bfloat16 and float8 are torch tensors, everything else is numpy. Extras of
-            turns are concatenated, with zeros for turns without them. For per-token rewards of an
-            episode without turns, pass the extra "token_rewards".
+            has zeros. Without turns, arrays of all but the last token, [T - 1, ...], are kept so.
+            bfloat16 and float8 are torch tensors, everything else is numpy. Extras of turns are
+            concatenated, with zeros for turns without them. For per-token rewards of an episode
+            without turns, pass the extra "token_rewards".
         extras: Arrays of any shape by name. They are stored exactly or refused: masked arrays, for
             example, are refused.
         metadata: JSON object: str keys, finite numbers.

@@ -1,0 +1,107 @@
+"""Large columns are parts of their own: put, added, rewritten, copied, and damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select, update
+
+import replaydb as rdb
+from replaydb import Episode, EpisodeGroup, Store, Turn
+from replaydb.database import migrations
+from replaydb.database.tables.schema import payload
+from replaydb.operations import copy, verify
+from support.connections import transaction
+from support.invariants import check_invariants
+
+LAYOUTS = pytest.mark.parametrize("layout", ["inside", "outside"])
+
+
+def heavy(seed: int) -> Episode:
+    """Return an episode with a column of 80 KB and an extra of 80 KB."""
+    rng = np.random.default_rng(seed)
+    return Episode(
+        prompt_ids=range(40),
+        response_ids=rng.integers(0, 2**20, 60),
+        reward=float(seed),
+        token_extras={"top": rng.standard_normal((100, 200)).astype(np.float32)},
+        extras={"image": rng.integers(0, 255, 80_000, np.uint8)},
+    )
+
+
+async def parts(url: str) -> list[Any]:
+    async with transaction(url) as connection:
+        columns = (payload.c.part, payload.c.field, payload.c.of_part)
+        return [tuple(row) for row in await connection.execute(select(*columns).order_by(*columns))]
+
+
+@LAYOUTS
+async def test_columns_of_a_put_and_of_added_episodes(
+    store: Store, url: str, layout: str, tmp_path: Path
+) -> None:
+    buffer = await store.buffer("math")
+    whole = EpisodeGroup("gsm8k", [heavy(0), heavy(1)], group_uid="whole")
+    await buffer.put(whole)
+    assert await parts(url) == [
+        (-3, "episode/image", 0), (-2, "token/top", 0), (0, None, None),
+    ]  # fmt: skip
+    await buffer.open_group("gsm8k", "open", 3, prompt="?")
+    for position in (2, 0, 1):
+        await buffer.add_episode("open", heavy(position), position=position)
+    [found, added] = await buffer.get(uids=["whole", "open"])
+    assert found.episodes == whole.episodes
+    assert added.episodes == (heavy(0), heavy(1), heavy(2))
+    assert {one for one, field, _ in await parts(url) if field} == {*range(-7, -1)}
+    padded = (await buffer.sample(2)).padded(0)
+    assert padded.token_extras["top"].shape == (5, 100, 200)
+    assert (await verify(store)).is_sound
+    await check_invariants(url)
+    target = f"sqlite:///{tmp_path / 'copy.db'}"
+    await copy(url, target)
+    async with Store.open(target) as other:
+        [copied] = await (await other.buffer("math")).get(uids=["open"])
+        assert copied.episodes == added.episodes
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"of_part": 7}, r"columns of parts that do not exist: \[7\]"),
+        ({"expanded_bytes": 1}, "columns of [0-9]+ bytes, where the database has 1"),
+    ],
+)
+async def test_wrong_columns_are_reported(
+    store: Store, url: str, values: dict[str, int], reason: str
+) -> None:
+    buffer = await store.buffer("math")
+    [group_id] = await buffer.put(EpisodeGroup("gsm8k", [heavy(0)]))
+    async with transaction(url) as connection:
+        mine = payload.c.field == "token/top"
+        await connection.execute(update(payload).where(mine).values(values))
+    with pytest.raises(rdb.CorruptPayloadError, match=reason):
+        await buffer.get([group_id])
+    assert [one.kind for one in (await verify(store)).problems] == ["payload"]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+async def test_format_1_cannot_hold_everything(own_url: str, adds: bool) -> None:
+    """The error names the command, and nothing is written."""
+    await migrations.write_format(own_url, 1)
+    first = Turn(prompt_ids=[1], response_ids=[2])
+    second = Turn(parent=first, new_ids=[3], response_ids=[4])
+    short = Episode(prompt_ids=[1, 2], response_ids=[3], token_extras={"x": [1, 2]})
+    async with Store.open(own_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.open_group("gsm8k", "open", 2)
+        for one, field in (
+            (Episode(turns=[first, second]), r"episodes\[0\]\.turns\[1\]\.parent"),
+            (short, r"episodes\[0\]\.token_extras\['x'\]"),
+        ):
+            refused = rf"^{field}: expected .*`replaydb db write-format 2`"
+            call = buffer.add_episode("open", one) if adds else buffer.put(EpisodeGroup("t", [one]))
+            with pytest.raises(rdb.InvalidInputError, match=refused):
+                await call
+        assert await parts(own_url) == []
