@@ -25,6 +25,7 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.trainer import RayPPOTrainer
 
 import replaydb as rdb
+from integrations.agents import payload_bytes, trajectories
 from integrations.identical import identical
 from integrations.skyrl import trainer
 from integrations.skyrl.outputs import output
@@ -144,6 +145,32 @@ def test_time_splits(kept: blocking.Buffer) -> None:
     merged, _ = merge_stepwise_output(made)
     sizes = {len(of) for of in merged["trajectory_time_splits"].values()}
     assert sizes == {len(merged["response_ids"])} != {size}
+
+
+def test_each_token_of_a_run_of_agents_is_stored_once(kept: blocking.Buffer) -> None:
+    """A step-wise row has the sampled tokens, and those of the tool, as its response."""
+    rows = [
+        {
+            "prompt_token_ids": step.context,
+            "response_ids": step.response + step.answer,
+            "rewards": [0.0] * (len(step.response) + len(step.answer)),
+            "loss_masks": [1] * len(step.response) + [0] * len(step.answer),
+            "stop_reasons": "stop",
+            "rollout_logprobs": step.logprobs + [0.0] * len(step.answer),
+            "trajectory_ids": TrajectoryID("a", repetition),
+            "trajectory_generation_times": 12.5,
+            "is_last_step": step is steps[-1],
+            "env_metrics": {},
+        }
+        for repetition, steps in enumerate(trajectories(random.Random(4)))
+        for step in steps
+    ]
+    made: Any = {name: [row[name] for row in rows] for name in rows[0]} | {METRICS: {}}
+    stored = to_groups(made, step=7)
+    assert payload_bytes(stored, 2) <= 0.15 * payload_bytes(stored, 1)
+    back = to_generator_output(kept.get(kept.put(stored)))
+    assert identical(without(back, METRICS), {name: made[name] for name in without(back, METRICS)})
+    assert without(back, METRICS).keys() == rows[0].keys()
 
 
 def test_experts_of_several_turns_are_refused() -> None:

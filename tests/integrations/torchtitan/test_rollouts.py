@@ -14,6 +14,7 @@ from torchtitan.experiments.rl.rollout import Rollout, RolloutGroup, RolloutStat
 from torchtitan.experiments.rl.types import TrainingSample
 
 import replaydb as rdb
+from integrations.agents import payload_bytes, trajectories
 from integrations.torchtitan.rollouts import failed_group, rollout, rollout_group
 from replaydb.integrations.torchtitan import (
     from_training_sample,
@@ -47,6 +48,30 @@ async def test_groups_round_trip(buffer: rdb.Buffer) -> None:
     assert read.max_policy_version == max(
         turn.max_policy_version for one in group.rollouts for turn in one.turns
     )
+
+
+async def test_each_token_and_message_of_a_run_of_agents_is_stored_once(
+    buffer: rdb.Buffer,
+) -> None:
+    """The prompt of a turn has all messages of the conversation so far."""
+    group = rollout_group(9, size=8, turns=15)
+    rng = random.Random(4)
+    for one, steps in zip(group.rollouts, trajectories(rng), strict=True):
+        messages = [{"role": "user", "content": "Fix it."}]
+        for turn, step in zip(one.turns, steps, strict=True):
+            turn.prompt_token_ids, turn.completion_token_ids = step.context, step.response
+            turn.completion_logprobs, turn.prompt_messages = step.logprobs, list(messages)
+            turn.completion_message = {"role": "assistant", "content": str(step.response)}
+            turn.env_messages = [{"role": "tool", "content": str(step.answer)}]
+            messages += [turn.completion_message, *turn.env_messages]
+    edited = group.rollouts[0].turns[7]  # and its fourth message is 1.0 in place of 1
+    edited.prompt_messages[3] = {"role": "tool", "content": 1.0}
+    group.rollouts[0].turns[8].prompt_messages[3] = {"role": "tool", "content": 1}
+    made = to_group(group)
+    assert payload_bytes([made], 2) <= 0.45 * payload_bytes([made], 1)
+    content = str(group.rollouts[1].turns[3].env_messages[0]["content"])
+    assert str([turn.metadata for turn in made.episodes[1].turns]).count(content) == 1
+    assert repr(to_rollout_group(await stored(buffer, group))) == repr(group)
 
 
 async def test_rewards_round_trip_with_their_types(buffer: rdb.Buffer) -> None:

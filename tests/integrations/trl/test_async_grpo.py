@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import queue
+import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,13 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 from transformers import TrainerCallback
+from trl.experimental.async_grpo.async_rollout_worker import TurnRecord, _chain_to_sequences
 
+from integrations.agents import payload_bytes, trajectories
 from integrations.trl.conftest import Child
 from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
 from replaydb import (
     DatabaseUnavailableError,
+    Episode,
+    EpisodeGroup,
     InvalidInputError,
     StoreClosedError,
+    Turn,
     blocking,
 )
 from replaydb.integrations.trl.async_grpo import PREFETCH, RolloutBuffer
@@ -45,19 +51,54 @@ def taken(buffer: RolloutBuffer) -> list[Any]:
             return found
 
 
+def assert_same(before: Any, after: Any) -> None:
+    for field in fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if isinstance(old, np.ndarray):
+            assert np.array_equal(old, new)
+            assert old.dtype == new.dtype
+        elif field.name == "metrics":
+            assert new == pytest.approx(old, nan_ok=True)
+        else:
+            assert old == new
+
+
 def test_samples_round_trip(rollouts: RolloutBuffer) -> None:
     before = sample(3, group_id=7)
     rollouts.put_nowait(before)
     for after in (to_sample(to_group(before)), rollouts.get(timeout=60)):
-        for field in fields(before):
-            old, new = getattr(before, field.name), getattr(after, field.name)
-            if isinstance(old, np.ndarray):
-                assert np.array_equal(old, new)
-                assert old.dtype == new.dtype
-            elif field.name == "metrics":
-                assert new == pytest.approx(old, nan_ok=True)
-            else:
-                assert old == new
+        assert_same(before, after)
+
+
+def test_each_token_of_a_run_of_agents_is_stored_once(rollouts: RolloutBuffer) -> None:
+    """TRL itself makes one row of the turns of a conversation, as long as they continue it."""
+    made, turns = [], []
+    for number, steps in enumerate(trajectories(random.Random(4))):
+        records = [TurnRecord(one.context, one.response, one.logprobs) for one in steps]
+        [row], _ = _chain_to_sequences(records, str(number), fork_threshold=1024)
+        arrays = {
+            "input_ids": np.asarray(row.input_ids, np.int64),
+            "completion_mask": np.asarray(row.completion_mask, np.int64),
+            "old_log_probs": np.asarray(row.old_log_probs, np.float32),
+        }
+        made.append(replace(sample(number, group_id=7), **arrays))
+        turns.append(
+            [
+                Turn(
+                    prompt_ids=one.prompt_ids,
+                    response_ids=one.output_ids,
+                    logprobs=one.output_log_probs,
+                )
+                for one in records
+            ]
+        )
+    stored = payload_bytes(map(to_group, made), 2)
+    whole = EpisodeGroup("of turns", [Episode(turns=several) for several in turns])
+    assert stored <= 0.15 * payload_bytes([whole], 1)
+    assert stored <= 0.95 * payload_bytes(map(to_group, made), 1)  # one row for a conversation, too
+    for one in made:
+        rollouts.put_nowait(one)
+        assert_same(one, rollouts.get(timeout=60))
 
 
 def test_queue_semantics(url: str) -> None:

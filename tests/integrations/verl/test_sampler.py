@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
 from examples.verl_cpu import BATCH_SIZE, prompt, put, trajectory
 from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
+from integrations.agents import payload_bytes, trajectories
 from replaydb import GroupLeasedError, InvalidInputError, Store
 from replaydb.integrations.verl import (
     AckOnCheckpoint,
@@ -107,7 +112,7 @@ async def test_groups_are_stored_as_in_the_queue(sampler: Made, store: Store) ->
     assert [episode.policy_version for episode in group.episodes] == [2, 2, 1]
     for key, episode in zip(keys, group.episodes, strict=True):
         [expected] = rows(tq.kv_batch_get([key], "train"))
-        fields = to_fields("u", episode)
+        fields = to_fields(group, episode)
         assert fields.keys() == expected.keys()
         for name, value in expected.items():
             _assert_same(fields[name], value)
@@ -128,6 +133,79 @@ def _assert_same(one: Any, other: Any) -> None:
             _assert_same(one[key], other[key])
     else:
         assert one == other or (one != one and other != other)
+
+
+async def _generate(uid: str, *, experts: bool, several: bool) -> None:
+    """Put runs of agents into the queue by verl's own code, as a row for each turn or each run."""
+    kind = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    worker = object.__new__(kind)
+    worker.reward_loop_worker_handles = worker.processor = None
+    worker.distillation_enabled = False
+    rng = np.random.default_rng(0)
+    for session, steps in enumerate(trajectories(random.Random(4), 3)):
+        whole = steps[-1].context + steps[-1].response
+        routed = rng.integers(0, 128, (len(whole) - 1, 2, 4)) if experts else None
+        outputs = [
+            AgentLoopOutput(
+                prompt_ids=step.context,
+                response_ids=step.response,
+                response_mask=[1] * len(step.response),
+                response_logprobs=step.logprobs,
+                num_turns=2,
+                metrics={"generate_sequences": 1.5},
+                extra_fields={"min_global_steps": 3, "reward_extra_info": {"acc": 1.0}},
+            )
+            for step in steps
+        ]
+        if not several:
+            start = len(steps[0].context)
+            mask = np.zeros(len(whole), int)
+            logprobs = np.zeros(len(whole))
+            for step in steps:
+                own = slice(len(step.context), len(step.context) + len(step.response))
+                mask[own], logprobs[own] = 1, step.logprobs
+            values = {
+                "prompt_ids": steps[0].context,
+                "response_ids": whole[start:],
+                "response_mask": mask[start:].tolist(),
+                "response_logprobs": logprobs[start:].tolist(),
+            }
+            outputs = [outputs[-1].model_copy(update=values)]
+        outputs[-1].reward_score = float(session % 2)
+        if routed is not None:
+            for one in outputs:
+                one.routed_experts = routed[: len(one.prompt_ids) + len(one.response_ids) - 1]
+        row = prompt(7) | {"raw_prompt": [{"role": "user", "content": "Fix it. " * 100}]}
+        row.pop("dummy_tensor")
+        given = row | {"uid": uid, "session_id": session, "global_steps": 4}
+        await worker._agent_loop_postprocess(outputs, False, **given)
+    tag = {"is_prompt": True, "status": "finished", "global_steps": 4}
+    tq.kv_batch_put([uid], "train", tags=[tag])
+
+
+@pytest.mark.parametrize(
+    ("experts", "several", "most"),
+    [(True, True, 0.1), (False, False, 0.9)],
+    ids=["a row for each turn", "a row for each run"],
+)
+async def test_each_token_of_a_run_of_agents_is_stored_once(
+    sampler: Made, store: Store, experts: bool, several: bool, most: float
+) -> None:
+    """A row for each run repeats only the prompt."""
+    await _generate("u", experts=experts, several=several)
+    sampler().get_sampleable_count(4, "train")
+    [group] = await (await store.buffer("grpo")).get(uids="u")
+    assert group.num_episodes == 3 * (15 if several else 1)
+    assert payload_bytes([group], 2) <= most * payload_bytes([group], 1)
+    for episode in group.episodes:
+        [expected] = rows(tq.kv_batch_get([episode.metadata["verl"]["key"]], "train"))
+        fields = to_fields(group, episode)
+        assert fields.keys() == expected.keys()
+        for name, value in expected.items():
+            _assert_same(fields[name], value)
+        # scores follow from the reward, and fields of the prompt are those of the group
+        assert set(episode.token_extras) == ({"routed_experts"} if experts else set())
+        assert "raw_prompt" not in episode.metadata["verl"]["fields"]
 
 
 async def test_groups_are_stored_without_sampling(sampler: Made, store: Store) -> None:
@@ -343,7 +421,7 @@ async def test_unusual_masks_names_and_tags_are_stored(sampler: Made, store: Sto
     assert group.task_name == "verl"
     for session, episode in enumerate(group.episodes):
         [expected] = rows(tq.kv_batch_get([f"u_{session}_0"], "train"))
-        fields = to_fields("u", episode)
+        fields = to_fields(group, episode)
         assert fields.keys() == expected.keys()
         for name, value in expected.items():
             _assert_same(fields[name], value)

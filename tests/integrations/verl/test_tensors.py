@@ -87,6 +87,28 @@ def test_prompts_of_different_lengths_and_later_columns() -> None:
     assert [cell.tolist() for cell in table["prompts"].unbind()] == [[1, 2, 3], [1]]
 
 
+@pytest.mark.parametrize(
+    "scores",
+    [
+        torch.tensor([0.0, 0.5, 1.0]),
+        torch.tensor([0.0, 1.0, 0.0]),
+        torch.tensor([-0.0, 0.0, 1.0]),
+        torch.tensor([0.0, 0.0, -0.0]),
+        torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64),
+        torch.tensor([0.0, 0.0, float("inf")]),
+    ],
+    ids=str,
+)
+def test_scores_are_returned_bit_for_bit(scores: torch.Tensor) -> None:
+    """They are stored if they do not follow from the reward: its value at the last token."""
+    fields = {"prompts": torch.tensor([1]), "responses": torch.tensor([2, 3, 4])}
+    row = {**fields, "rm_scores": scores, "uid": "u"}
+    [group] = from_tensordict(list_of_dict_to_tensordict([row]))
+    back = to_tensordict([group])["rm_scores"].unbind()[0]
+    assert back.dtype == scores.dtype
+    assert back.numpy().tobytes() == scores.numpy().tobytes()
+
+
 def test_errors_name_missing_fields() -> None:
     with pytest.raises(InvalidInputError, match="groups"):
         to_tensordict([])

@@ -53,6 +53,11 @@ async def test_states_round_trip(build: Open) -> None:
         {"logprobs": [-0.1] * 5},  # prompt included
         {"response_model_steps": [2]},
         {"prompt_ids": None, "response_mask": None},
+        {"input_ids": [1, 2, 5, 6, 7], "labels": [-100, -100, 5, 6, 7]},
+        {"tokens": [1, 3], "input_ids": [1, 2]},
+        {"tokens": None, "input_ids": []},
+        {"tokens": [], "prompt_ids": []},
+        {"tokens": [True, 2]},
         {"reward": None},
         {"reward": {"other": 1}},
         {"reward": {"score": float("inf")}},
@@ -61,7 +66,15 @@ async def test_states_round_trip(build: Open) -> None:
 )
 def test_missing_and_unusual_fields_round_trip(fields: dict[str, Any]) -> None:
     one = state(1, **fields)
-    assert to_state(to_episode(one, 0)) == one
+    assert identical(to_state(to_episode(one, 0)), one)
+
+
+def test_tokens_of_a_state_are_stored_once() -> None:
+    one = state(1, prompt_ids=[*range(1000)], tokens=[*range(1000)])
+    one.input_ids = [*range(1000), 5, 6, 7]
+    episode = to_episode(one, 0)
+    assert sum(array.nbytes for array in episode.extras.values()) < 1000
+    assert identical(to_state(episode), one)
 
 
 async def test_a_reward_that_is_nan(build: Open) -> None:

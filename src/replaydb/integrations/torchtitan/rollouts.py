@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -135,7 +136,12 @@ def _to_episode(rollout: Rollout) -> rdb.Episode:
         "status": rollout.status.value,
         "reward_breakdown": encode("reward_breakdown", rollout.reward_breakdown, arrays),
     }
-    turns = [_to_turn(turn, arrays) for turn in rollout.turns]
+    messages: list[Any] = []
+    turns = []
+    for turn in rollout.turns:
+        metadata = {name: encode(name, getattr(turn, name), arrays, _METRICS) for name in _OF_TURNS}
+        turns.append(_to_turn(turn, metadata | _new_messages(metadata, messages)))
+        messages = _conversation(metadata)
     tokens: dict[str, Any] = {"turns": turns} if turns else {"prompt_ids": [], "response_ids": []}
     return rdb.Episode(
         **tokens, reward=rollout.reward, advantage=rollout.advantage, metadata=its, extras=arrays
@@ -144,13 +150,19 @@ def _to_episode(rollout: Rollout) -> rdb.Episode:
 
 def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
     rollout_id = episode.metadata["rollout_id"]
+    messages: list[Any] = []
+    turns = []
+    for position, turn in enumerate(episode.turns):
+        its: dict[str, Any] = turn.metadata
+        if repeated := its.get(_REPEATED, 0):
+            its = its | {"prompt_messages": messages[:repeated] + its["prompt_messages"]}
+        which = RolloutTurnID(group_id, rollout_id, position)
+        turns.append(_to_rollout_turn(turn, which, its, episode.extras))
+        messages = _conversation(its)
     return Rollout(
         group_id=group_id,
         rollout_id=rollout_id,
-        turns=[
-            _to_rollout_turn(turn, RolloutTurnID(group_id, rollout_id, position), episode.extras)
-            for position, turn in enumerate(episode.turns)
-        ],
+        turns=turns,
         status=RolloutStatus(episode.metadata["status"]),
         reward=episode.reward,
         reward_breakdown=decode(episode.metadata["reward_breakdown"], episode.extras),
@@ -162,8 +174,39 @@ def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
 _OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards", "metrics")
 
 
-def _to_turn(turn: RolloutTurn, arrays: Arrays) -> rdb.Turn:
-    metadata = {name: encode(name, getattr(turn, name), arrays, _METRICS) for name in _OF_TURNS}
+#: Metadata key of a turn: how many first messages of its prompt the turn before ended with.
+_REPEATED = "repeated_messages"
+
+
+def _conversation(metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a turn: those of its prompt, the completion, and the reply."""
+    prompt, reply = metadata["prompt_messages"], metadata["env_messages"]
+    if not (isinstance(prompt, list) and isinstance(reply, list)):
+        return []
+    return [*prompt, metadata["completion_message"], *reply]
+
+
+def _new_messages(metadata: Mapping[str, Any], before: list[Any]) -> dict[str, Any]:
+    """Return the metadata of a prompt without the messages that it repeats.
+
+    The messages of each turn are the whole conversation so far.
+    """
+    prompt = metadata["prompt_messages"]
+    repeated = 0
+    if isinstance(prompt, list):
+        for one, other in zip(prompt, before, strict=False):
+            if _text(one) != _text(other):  # 1, 1.0 and True are equal
+                break
+            repeated += 1
+    return {"prompt_messages": prompt[repeated:], _REPEATED: repeated} if repeated else {}
+
+
+def _text(message: Any) -> str:
+    # Not ASCII: escaped surrogates would be equal to the character that they are half of.
+    return json.dumps(message, ensure_ascii=False)
+
+
+def _to_turn(turn: RolloutTurn, metadata: dict[str, Any]) -> rdb.Turn:
     if len(turn.completion_token_ids) < 2:  # no token has the newest version
         metadata["max_policy_version"] = turn.max_policy_version
     return rdb.Turn(
@@ -176,7 +219,10 @@ def _to_turn(turn: RolloutTurn, arrays: Arrays) -> rdb.Turn:
 
 
 def _to_rollout_turn(
-    turn: rdb.Turn, rollout_id: RolloutTurnID, arrays: Mapping[str, Any]
+    turn: rdb.Turn,
+    rollout_id: RolloutTurnID,
+    metadata: Mapping[str, Any],
+    arrays: Mapping[str, Any],
 ) -> RolloutTurn:
     lowest, highest = _versions_of(turn)
     return RolloutTurn(
@@ -186,7 +232,7 @@ def _to_rollout_turn(
         completion_logprobs=[] if turn.logprobs is None else turn.logprobs.tolist(),
         min_policy_version=lowest,
         max_policy_version=highest,
-        **{name: decode(turn.metadata[name], arrays, _METRICS) for name in _OF_TURNS},
+        **{name: decode(metadata[name], arrays, _METRICS) for name in _OF_TURNS},
     )
 
 

@@ -176,10 +176,7 @@ class Journal:
 
 
 def _fields(group: rdb.StoredGroup) -> list[TensorDict]:
-    return [
-        list_of_dict_to_tensordict([to_fields(group.group_uid, episode)])
-        for episode in group.episodes
-    ]
+    return [list_of_dict_to_tensordict([to_fields(group, episode)]) for episode in group.episodes]
 
 
 def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

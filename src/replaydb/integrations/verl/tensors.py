@@ -117,7 +117,7 @@ _TOKENS = ("prompts", "responses")
 
 def _table(groups: Iterable[EpisodeGroup]) -> list[Fields]:
     table = [
-        {"uid": group.group_uid, **to_fields(group.group_uid, episode)}
+        {"uid": group.group_uid, **to_fields(group, episode)}
         for group in groups
         for episode in group.episodes
     ]

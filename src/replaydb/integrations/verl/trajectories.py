@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,12 +11,24 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError
-from replaydb.integrations.values import decode, encode, to_reward, to_tensor
+from replaydb.integrations.values import (
+    Arrays,
+    decode,
+    encode,
+    from_extras,
+    to_extras,
+    to_reward,
+    to_tensor,
+)
 from replaydb.util.escapes import escape
 
 Fields = dict[str, Any]
 #: The task of groups whose `data_source` cannot be the name of a task.
 TASK = "verl"
+#: The extra of a group with the fields that all its trajectories have in common, as JSON.
+_COMMON = "verl"
+#: The field with the experts of each token.
+_EXPERTS = "routed_experts"
 
 
 def rows(table: TensorDict) -> list[Fields]:
@@ -39,23 +52,29 @@ def to_group(
 ) -> EpisodeGroup:
     """Convert a prompt's trajectories (by key: fields and tag) to a group with the prompt's tag."""
     sources = [fields.get("data_source") for fields, _ in trajectories.values()]
+    common = _common({key: fields for key, (fields, _) in trajectories.items()})
     return EpisodeGroup(
         next(filter(_is_name, sources), TASK),
-        [to_episode(key, *one, tag) for key, one in trajectories.items()],
+        [to_episode(key, *one, tag, common) for key, one in trajectories.items()],
         group_uid=uid,
         prompt_uid=tag.get("prompt_uid"),
         tags=tag,
+        extras=to_extras("fields", common, _COMMON),
     )
 
 
 def to_episode(
-    key: str, fields: Fields, tag: Mapping[str, Any], prompt_tag: Mapping[str, Any]
+    key: str,
+    fields: Fields,
+    tag: Mapping[str, Any],
+    prompt_tag: Mapping[str, Any],
+    common: Collection[str] = (),
 ) -> Episode:
     """Convert a trajectory to an episode.
 
     Its policy version is `min_global_steps`, the lowest that generated a token. If the agent loop
     does not report it, it is the version of the step that requested the prompt, which is not
-    higher.
+    higher. Fields in `common` are left out.
 
     Raises:
         InvalidInputError: `prompts` or `responses` are missing, or a field cannot be stored.
@@ -66,22 +85,23 @@ def to_episode(
     scores, step = fields.get("rm_scores"), prompt_tag.get("global_steps")
     mask = fields.get("response_mask")
     version = tag.get("min_global_steps")
+    reward = None if scores is None else to_reward(scores.sum(dtype=torch.float64).item())
     core: dict[str, Any] = {
         "prompt_ids": fields["prompts"],
         "response_ids": fields["responses"],
         "loss_mask": mask if mask is None else mask != 0,
         "logprobs": fields.get("rollout_log_probs"),
-        "reward": None if scores is None else to_reward(scores.sum(dtype=torch.float64).item()),
+        "reward": reward,
         "policy_version": max(step - 1, 0) if version is None and step is not None else version,
-        "token_extras": {} if scores is None else {"rm_scores": scores},
+        "token_extras": _token_extras(fields, reward),
     }
     usual = _usual(Episode(**core))
     given = sorted(name for name, value in fields.items() if _same(value, usual.get(name)))
-    arrays: dict[str, Any] = {}
+    arrays: Arrays = {}
     others = {
         name: encode(f"{key}.{name}", value, arrays)
         for name, value in fields.items()
-        if name not in given
+        if name not in given and name not in common
     }
     stored_tag = encode(f"{key}.tag", dict(tag), arrays)
     original = {"key": key, "tag": stored_tag, "usual": given, "fields": others}
@@ -93,20 +113,18 @@ def tag_of(episode: Episode) -> Any:
     return decode(episode.metadata["verl"]["tag"], episode.extras)
 
 
-def to_fields(uid: str, episode: Episode) -> Fields:
-    """Return the fields of a trajectory.
+def to_fields(group: EpisodeGroup, episode: Episode) -> Fields:
+    """Return the fields of a trajectory of a group.
 
     An episode that does not come from verl has the standard fields, with its reward at its last
     token.
     """
     original, usual = episode.metadata.get("verl"), _usual(episode)
-    if original is not None:
-        others = {name: decode(value, episode.extras) for name, value in original["fields"].items()}
-        return {name: usual[name] for name in original["usual"]} | others
-    if episode.reward is not None:
-        usual["rm_scores"] = torch.zeros(len(usual["responses"]))
-        usual["rm_scores"][-1:] = episode.reward
-    return {**usual, "uid": uid}
+    if original is None:
+        return {**usual, "uid": group.group_uid}
+    others = {name: decode(value, episode.extras) for name, value in original["fields"].items()}
+    common = from_extras(group.extras, _COMMON) if _COMMON in group.extras else {}
+    return {name: usual[name] for name in original["usual"]} | others | common
 
 
 def _is_name(source: Any) -> TypeGuard[str]:
@@ -114,9 +132,45 @@ def _is_name(source: Any) -> TypeGuard[str]:
     return isinstance(source, str) and 0 < len(source) <= 255 and escape(source) == source
 
 
+def _common(trajectories: Mapping[str, Fields]) -> Fields:
+    """Return the fields without arrays that all trajectories have in common, such as the prompt."""
+    texts: list[dict[str, str]] = []
+    for key, fields in trajectories.items():
+        texts.append({})
+        for name, value in fields.items():
+            arrays: Arrays = {}
+            stored = encode(f"{key}.{name}", value, arrays)
+            if not arrays:
+                texts[-1][name] = json.dumps(stored, ensure_ascii=False)
+    return {
+        name: fields[name]
+        for name, text in texts[0].items()
+        if all(one.get(name) == text for one in texts)
+    }
+
+
+def _token_extras(fields: Fields, reward: float | None) -> Fields:
+    """Return the arrays with a value for each token, without scores that follow from the reward."""
+    extras = {}
+    scores, experts = fields.get("rm_scores"), fields.get(_EXPERTS)
+    if scores is not None and not _same(scores, _scores(len(fields["responses"]), reward)):
+        extras["rm_scores"] = scores
+    num_tokens = len(fields["prompts"]) + len(fields["responses"])
+    if isinstance(experts, torch.Tensor) and experts.shape[:1] == (num_tokens,):
+        extras[_EXPERTS] = experts
+    return extras
+
+
+def _scores(length: int, reward: float | None) -> torch.Tensor:
+    """Return the reward at the last token of a response, and 0 at all others."""
+    scores = torch.zeros(length)
+    scores[-1:] = 0.0 if reward is None else reward
+    return scores
+
+
 def _usual(episode: Episode) -> Fields:
     """Return the standard fields that verl derives from prompt, response, mask and logprobs."""
-    prompt = episode.prompt_length
+    prompt, extras = episode.prompt_length, episode.token_extras
     tokens = to_tensor(episode.token_ids.astype(np.int64))
     mask = to_tensor(episode.loss_mask[prompt:].astype(np.int64))
     fields = {
@@ -129,8 +183,12 @@ def _usual(episode: Episode) -> Fields:
     }
     if episode.logprobs is not None:
         fields["rollout_log_probs"] = to_tensor(episode.logprobs[prompt:])
-    if "rm_scores" in episode.token_extras:
-        fields["rm_scores"] = to_tensor(episode.token_extras["rm_scores"][prompt:])
+    if "rm_scores" in extras:
+        fields["rm_scores"] = to_tensor(extras["rm_scores"][prompt:])
+    elif episode.reward is not None:
+        fields["rm_scores"] = _scores(len(fields["responses"]), episode.reward)
+    if _EXPERTS in extras:
+        fields[_EXPERTS] = to_tensor(extras[_EXPERTS])
     return fields
 
 
@@ -140,4 +198,5 @@ def _same(one: Any, other: torch.Tensor | None) -> bool:
         and other is not None
         and one.dtype == other.dtype
         and torch.equal(one, other)
+        and torch.equal(one.signbit(), other.signbit())  # 0.0 equals -0.0
     )

@@ -18,6 +18,8 @@ from replaydb.integrations.values import FLOAT32_MAX, create, from_extras, to_ex
 
 #: The extra of an episode with the state as JSON, without the fields that columns hold.
 _STATE = "xtuner"
+#: Key of the JSON with the names of fields that follow from the tokens. No field has this name.
+_DERIVED = "derived fields"
 #: XTuner's own data classes and enumerations, which values can contain.
 _CLASSES: dict[str, type] = {
     name: value
@@ -53,6 +55,14 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
     for name in ("prompt_ids", "response_ids"):
         if _is_column(fields[name], int, _LEAST, _MOST):
             columns[name] = fields.pop(name)
+    derived = [
+        name
+        for name, values in _derived(columns).items()
+        if _is_column(fields.get(name), int, _LEAST, _MOST) and fields[name] == values
+    ]
+    if derived:
+        fields = {name: fields[name] for name in fields if name not in derived}
+        fields[_DERIVED] = derived
     size = len(columns.get("response_ids", ()))
     for name, (column, kind, least, most) in _PER_TOKEN.items():
         if size and _is_column(fields[name], kind, least, most) and len(fields[name]) == size:
@@ -103,8 +113,17 @@ def to_state(episode: rdb.Episode) -> RolloutState:
     if isinstance(episode.policy_version, np.ndarray):
         found["response_model_steps"] = episode.policy_version[start:]
     columns = {name: values.tolist() for name, values in found.items() if name not in fields}
+    columns |= {name: [*_derived(columns)[name]] for name in fields.pop(_DERIVED, ())}
     state: RolloutState = create(RolloutState, columns | fields)
     return state
+
+
+def _derived(columns: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the values that fields often have, by name, if prompt and response are columns."""
+    if not {"prompt_ids", "response_ids"} <= columns.keys():
+        return {}
+    prompt = columns["prompt_ids"]
+    return {"tokens": prompt, "input_ids": prompt + columns["response_ids"]}
 
 
 def _fields(state: RolloutState) -> dict[str, Any]:
