@@ -24,8 +24,8 @@ READS: dict[str, list[Bound[Any]]] = {
         sum_last_draws(1, 100),
         sum_by_status(1, 100),
     ],
-    "groups": [select_facts(1, IDS), select_payloads(IDS), select_transcripts(IDS)],
-    "nothing": [select_facts(1, []), select_payloads([])],
+    "groups": [select_facts(1, IDS), select_payloads(IDS, None), select_transcripts(IDS)],
+    "nothing": [select_facts(1, []), select_payloads([], None)],
 }
 
 

@@ -82,7 +82,7 @@ class CoreSession(Session):
     def identify(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    def read_payloads(self, ids: Any) -> Any:
+    def read_payloads(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
 

@@ -29,9 +29,11 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"]) -> None:
-    """Damage the stored payload of a group."""
-    here = payload.c.group_id == group_id
+async def damage(
+    url: str, group_id: int, how: Damage = DAMAGES["the last bit"], field: str | None = None
+) -> None:
+    """Damage the stored payload of a group, or the part of it that holds an extra."""
+    here = (payload.c.group_id == group_id) & payload.c.field.is_not_distinct_from(field)
     async with transaction(url) as connection:
         row = (await connection.execute(select(payload).where(here))).one()
         if row.data is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.errors import InvalidInputError
 
 
 class StoredGroup(EpisodeGroup):
@@ -27,6 +28,8 @@ class StoredGroup(EpisodeGroup):
         leased_from: Status it had before it was leased; None if it is not leased.
         created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at` and
             `archived_at`; timezone-aware, in UTC.
+        fields: Names of the extras that were read; None: all. With a name, the group may be stored
+            with other extras, too, so it cannot be put.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class StoredGroup(EpisodeGroup):
         facts: Mapping[str, Any],
         episodes: Mapping[int, Episode],
         context: GroupContext,
+        fields: frozenset[str] | None = None,
     ) -> None:
         """Set the fields from the row of the group, and from its episodes by position."""
         self.task_name = facts["task_name"]
@@ -46,6 +50,7 @@ class StoredGroup(EpisodeGroup):
         self.episodes = tuple(episodes.values())
         self.context = context
         self.positions = tuple(episodes)
+        self.fields = fields
         self.id: int = facts["id"]
         self.run_id: int | None = facts["run_id"]
         self.staleness: int | None = facts["staleness"]
@@ -74,7 +79,12 @@ class StoredGroup(EpisodeGroup):
         Returns:
             A group with the same uid, prompt and expected number of episodes, and status `aborted`.
             It can have no episodes.
+
+        Raises:
+            InvalidInputError: `max_staleness` is invalid, or only some extras of the group were
+                read.
         """
+        check_whole(self)
         limit = checks.whole_number("max_staleness", max_staleness)
         now = None
         if self.staleness is not None and self.min_policy_version is not None:
@@ -98,6 +108,18 @@ class StoredGroup(EpisodeGroup):
             prompt_ids=self.prompt_ids,
             extras=self.extras,
         )
+
+
+def check_whole(group: EpisodeGroup) -> None:
+    """Check that all extras of a group were read.
+
+    Raises:
+        InvalidInputError: Others may be stored.
+    """
+    fields = group.fields if isinstance(group, StoredGroup) else None
+    if fields is not None:
+        expected = "None, so that all extras of the group are read before it is put again"
+        raise InvalidInputError("fields", expected, sorted(fields))
 
 
 def id_of(group: EpisodeGroup) -> int:

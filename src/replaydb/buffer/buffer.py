@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement
@@ -35,13 +36,15 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
     deleted, `StoreClosedError` after `Store.close`, and a `DatabaseError` if the database fails.
     """
 
-    async def _read_drawn(self, draw_id: int, ids: list[int]) -> Batch:
+    async def _read_drawn(
+        self, draw_id: int, ids: list[int], fields: frozenset[str] | None
+    ) -> Batch:
         """Read groups of a sample that another process has drawn: see `_sample_unread`.
 
         Damaged groups become `failed`, as in the process that draws.
         """
         try:
-            return await self.redraw(draw_id, ids)
+            return await self.redraw(draw_id, ids, fields=fields)
         except CorruptPayloadError as error:
             if not self._database.backend.read_only:
                 record = await self._read(lambda it: lineage.find_draw(it, self.id, draw_id))
@@ -68,6 +71,7 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
         num_steps: int | None = None,
         timeout: float | None = None,
         at_least: int | None = None,
+        fields: str | Iterable[str] | None = None,
     ) -> Loader[Collated]:
         """Return an async iterator of batches that are drawn in the background.
 
@@ -96,6 +100,7 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
             num_steps: Number of batches after which iteration ends. Default: no end.
             timeout: Seconds to wait for each batch. None (default) waits indefinitely.
             at_least: Smallest acceptable batch. Default: `batch_size`. 0 does not wait for groups.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             The loader. Nothing is drawn before the first batch is asked for.
@@ -115,6 +120,7 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
             "max_staleness": max_staleness,
             "runs": checks.names("runs", runs),
             "at_least": at_least,
+            "fields": checks.names("fields", fields),
         }
         draw_request(n, policy, **options)  # raise invalid arguments now, not with the first batch
         seconds = checks.seconds("timeout", timeout)
@@ -127,7 +133,7 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
 
         return Loader(
             draw,
-            self.redraw,
+            partial(self.redraw, fields=options["fields"]),
             collate,
             prefetch=checks.whole_number("prefetch", prefetch),
             first_step=checks.whole_number("first_step", first_step),

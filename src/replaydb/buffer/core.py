@@ -309,9 +309,11 @@ class BufferCore:
             )
         return after - done.before
 
-    async def _decoded(self, stored: Stored, end: float) -> Decoded:
+    async def _decoded(
+        self, stored: Stored, end: float, fields: frozenset[str] | None = None
+    ) -> Decoded:
         """Decode stored groups. Payloads outside the database are read first."""
-        return await decoded(await self._payloads.read(stored, end, cached=True))
+        return await decoded(await self._payloads.read(stored, end, cached=True), fields)
 
     def _waiter(self, timeout: float | None, explain: Explain | None = None) -> Waiter:
         """Return the retry loop of a call. Arguments as for `Waiter`."""

@@ -164,7 +164,7 @@ class Drawing(BufferCore):
         def read(session: Session, result: Drawn, pinned: Callable[[], object]) -> Stored:
             buffers.begin_snapshot(session, self.id)
             pinned()
-            return draws.read_in_snapshot(session, result)
+            return draws.read_in_snapshot(session, result, request.fields)
 
         def undone() -> None:
             nonlocal drawn
@@ -188,7 +188,7 @@ class Drawing(BufferCore):
             if in_snapshot is not None:
                 stored = in_snapshot._replace(groups=stored.groups)
             end = end or end_in(allowance(found.contents.num_bytes))
-            return await self._delivered(found, stored, end)
+            return await self._delivered(found, stored, end, request.fields)
         except BaseException as error:
             # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:
@@ -199,9 +199,11 @@ class Drawing(BufferCore):
         # A server cannot return a gigabyte of texts in one value, and their size was not known.
         return await self._draw_now(replace(request, is_large=True), end)
 
-    async def _delivered(self, drawn: Drawn, stored: Stored, end: float) -> Result:
+    async def _delivered(
+        self, drawn: Drawn, stored: Stored, end: float, fields: frozenset[str] | None
+    ) -> Result:
         """Decode the groups of a draw. Damaged groups become `failed`, if that can be written."""
-        result = Result.of(drawn, await self._decoded(stored, end))
+        result = Result.of(drawn, await self._decoded(stored, end, fields))
         if result.damaged and not self._database.backend.read_only:
             seen = dict(zip(drawn.ids, drawn.times_replaced, strict=True))
             await self._mark_failed(result.damaged, seen, drawn.draw_id)

@@ -94,13 +94,18 @@ class Inspecting(BufferCore):
         )
 
     async def get(
-        self, ids: Iterable[int] | None = None, *, uids: str | Iterable[str] | None = None
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        uids: str | Iterable[str] | None = None,
+        fields: str | Iterable[str] | None = None,
     ) -> list[StoredGroup]:
         """Read groups of any status with their episodes.
 
         Args:
             ids: Ids of the groups.
             uids: Uids of the groups, instead of `ids`.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             The groups, in the order of `ids` or `uids`.
@@ -117,14 +122,15 @@ class Inspecting(BufferCore):
         wanted = named(ids, uids)
         if wanted is None:
             raise InvalidInputError("ids", "ids or uids", "neither")
+        names = checks.names("fields", fields)
 
         def work(session: Session) -> tuple[dict[int | str, int], Stored]:
             known = groups.ids_by_name(session, self.id, wanted)
-            return known, groups.fetch(session, self.id, sorted(set(known.values())))
+            return known, groups.fetch(session, self.id, sorted(set(known.values())), names)
 
         end = end_in(BULK_SECONDS)
         known, stored = await self._read(work, end, has_any=lambda it: bool(it[1].groups))
-        found = await self._decoded(stored, end)
+        found = await self._decoded(stored, end, names)
         read = [found.groups[known[name]] for name in wanted if known.get(name) in found.groups]
         there = found.groups.keys() | found.corrupt.keys() | found.gone
         if missing := [name for name in wanted if known.get(name) not in there]:
@@ -337,12 +343,19 @@ class Inspecting(BufferCore):
         }
         return await self._read(lambda session: lineage.steps(session, self.id, **which))
 
-    async def redraw(self, draw_id: int, ids: Iterable[int] | None = None) -> Batch:
+    async def redraw(
+        self,
+        draw_id: int,
+        ids: Iterable[int] | None = None,
+        *,
+        fields: str | Iterable[str] | None = None,
+    ) -> Batch:
         """Return the batch of an earlier draw again. Nothing is counted or recorded.
 
         Args:
             draw_id: Id of the draw, from `Batch.draw_id` or `draws`.
             ids: Ids of groups of the draw. Default: all.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             The groups in the order of the draw, with its probabilities, weights and staleness.
@@ -357,6 +370,7 @@ class Inspecting(BufferCore):
         """
         number = checks.whole_number("draw_id", draw_id)
         wanted = checks.optional(checks.ids, "ids", ids)
+        names = checks.names("fields", fields)
 
         def work(session: Session) -> tuple[DrawInfo, Stored]:
             record = lineage.find_draw(session, self.id, number)
@@ -365,11 +379,11 @@ class Inspecting(BufferCore):
             chosen = record.group_ids if wanted is None else wanted
             if others := sorted(set(chosen) - set(record.group_ids)):
                 raise InvalidInputError("ids", f"groups of draw {number}", others)
-            return record, groups.fetch(session, self.id, chosen)
+            return record, groups.fetch(session, self.id, chosen, names)
 
         end = end_in(BULK_SECONDS)
         record, stored = await self._read(work, end=end)
-        found = await self._decoded(stored, end)
+        found = await self._decoded(stored, end, names)
         chosen = set(record.group_ids if wanted is None else wanted)
         replaced = [
             group_id

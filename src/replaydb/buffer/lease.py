@@ -60,9 +60,11 @@ class Lease:
         ttl: float,
         num_tokens: Mapping[int, int],
         batch: Batch | None,
+        fields: frozenset[str] | None,
     ) -> None:
         self._buffer = buffer
         self._batch = batch
+        self._fields = fields
         self._leased = set(num_tokens)
         self._given: set[int] = set()
         self._parts: list[list[int]] | None = None
@@ -165,7 +167,9 @@ class Lease:
 
     async def _part(self, ids: list[int]) -> Batch:
         if self._batch is None:
-            return await self._buffer.read_lease(self.id, ids) if ids else Batch([])
+            if not ids:
+                return Batch([])
+            return await self._buffer.read_lease(self.id, ids, fields=self._fields)
         wanted = np.isin(self.ids, ids)
         return Batch(
             [one for one in self._batch if one.id in ids],

@@ -54,6 +54,7 @@ class Leasing(Drawing):
         timeout: float | None = 0,
         at_least: int | None = None,
         load: bool = True,
+        fields: str | Iterable[str] | None = None,
     ) -> Opening[Lease]:
         """Lease groups exclusively until they are acked or released, or the lease expires.
 
@@ -90,6 +91,7 @@ class Leasing(Drawing):
                 the lease may be empty.
             load: Whether to read the groups. With False, the lease has only their ids and lengths,
                 and ranks of a trainer read their own groups with `Lease.shard` or `read_lease`.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             An object to await or to enter with `async with`, both of which give a `Lease`. Nothing
@@ -112,7 +114,7 @@ class Leasing(Drawing):
         seconds = checks.duration("ttl", ttl)
         name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         request = replace(
-            draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step),
+            draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step, fields),
             statuses=tuple(GroupStatus(status) for status in sorted(chosen)),
             lease=LeaseTerms(checks.name("owner", name), seconds),
             loads=checks.flag("load", load),
@@ -120,11 +122,20 @@ class Leasing(Drawing):
         wait = checks.seconds("timeout", timeout)
 
         async def opened() -> Lease:
-            return await self._lease_of(await self._draw(request, wait), seconds, request.loads)
+            return await self._lease_of(
+                await self._draw(request, wait), seconds, request.loads, request.fields
+            )
 
         return Opening(opened)
 
-    def open_lease(self, lease_id: int, *, ttl: float, load: bool = True) -> Opening[Lease]:
+    def open_lease(
+        self,
+        lease_id: int,
+        *,
+        ttl: float,
+        load: bool = True,
+        fields: str | Iterable[str] | None = None,
+    ) -> Opening[Lease]:
         """Resume a lease by its id, for example after the process that took it was killed.
 
         The lease is extended to `ttl` seconds from now. Its batch has the groups that are still
@@ -139,6 +150,7 @@ class Leasing(Drawing):
             lease_id: Id of the lease, from `Lease.id` or `leases`.
             ttl: Duration of the lease in seconds, from now and from each extension.
             load: Whether to read the groups: see `lease`.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             An object to await or to enter with `async with`, as from `lease`.
@@ -152,6 +164,7 @@ class Leasing(Drawing):
         """
         number = checks.whole_number("lease_id", lease_id)
         seconds, loads = checks.duration("ttl", ttl), checks.flag("load", load)
+        names = checks.names("fields", fields)
 
         def list_groups(session: Session) -> Mapping[int, int]:
             found = leases.members(session, self.id, number)
@@ -160,14 +173,20 @@ class Leasing(Drawing):
         async def opened() -> Lease:
             await self._extend(number, seconds)
             if loads:
-                result = await self._leased(number, None, end_in(BULK_SECONDS))
-                return await self._lease_of(result, seconds, loads)
+                result = await self._leased(number, None, end_in(BULK_SECONDS), names)
+                return await self._lease_of(result, seconds, loads, names)
             num_tokens = await self._read(list_groups)
-            return Lease(self, number, seconds, num_tokens, None)
+            return Lease(self, number, seconds, num_tokens, None, names)
 
         return Opening(opened)
 
-    async def read_lease(self, lease_id: int, ids: Iterable[int] | None = None) -> Batch:
+    async def read_lease(
+        self,
+        lease_id: int,
+        ids: Iterable[int] | None = None,
+        *,
+        fields: str | Iterable[str] | None = None,
+    ) -> Batch:
         """Read groups of a lease that any process has, without extending or sharing it.
 
         Ranks of a trainer use it to read the groups that the rank with the lease assigned to them.
@@ -175,6 +194,7 @@ class Leasing(Drawing):
         Args:
             lease_id: Id of the lease, from `Lease.id` or `leases`.
             ids: Ids of groups of the lease. Default: all.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             The groups, in the order of their draw, as in `open_lease`.
@@ -189,18 +209,21 @@ class Leasing(Drawing):
         """
         number = checks.whole_number("lease_id", lease_id)
         wanted = checks.optional(checks.ids, "ids", ids)
-        result = await self._leased(number, wanted, end_in(BULK_SECONDS))
+        names = checks.names("fields", fields)
+        result = await self._leased(number, wanted, end_in(BULK_SECONDS), names)
         check_intact(result.damaged, result.batch)
         return result.batch
 
-    async def _leased(self, lease_id: int, ids: list[int] | None, end: float) -> Result:
+    async def _leased(
+        self, lease_id: int, ids: list[int] | None, end: float, fields: frozenset[str] | None
+    ) -> Result:
         """Read groups of a lease."""
 
         def read(session: Session) -> Drawn:
-            return leases.fetch_leased(session, self.id, lease_id, ids)
+            return leases.fetch_leased(session, self.id, lease_id, ids, fields)
 
         drawn = await self._database.read(read, end=end)
-        return await self._delivered(drawn, drawn.contents.stored, end)
+        return await self._delivered(drawn, drawn.contents.stored, end, fields)
 
     async def ack(
         self,
@@ -311,14 +334,16 @@ class Leasing(Drawing):
 
         return await self._settle(number, None, lambda it: leases.revoke(it, number, why))
 
-    async def _lease_of(self, result: Result, ttl: float, is_loaded: bool) -> Lease:
+    async def _lease_of(
+        self, result: Result, ttl: float, is_loaded: bool, fields: frozenset[str] | None
+    ) -> Lease:
         if result.damaged:
             reason = "other groups of the batch were damaged"
             await self._release_undelivered(result.drawn, ttl, reason)
         check_intact(result.damaged, result.batch)
         lease_id = result.drawn.lease_id or 0  # 0: an empty lease
         batch = result.batch if is_loaded else None
-        return Lease(self, lease_id, ttl, result.drawn.num_tokens, batch)
+        return Lease(self, lease_id, ttl, result.drawn.num_tokens, batch, fields)
 
     async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:
         """Return the active leases with their groups.

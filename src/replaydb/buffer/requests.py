@@ -34,6 +34,7 @@ def draw_request(
     runs: str | Iterable[str] | None,
     at_least: int | None,
     step: int | None = None,
+    fields: str | Iterable[str] | None = None,
 ) -> DrawRequest:
     """Return the request for the arguments that `sample`, `peek` and `lease` share.
 
@@ -47,6 +48,7 @@ def draw_request(
         _described(policy),
         count if at_least is None else checks.whole_number("at_least", at_least, most=count),
         checks.optional(checks.whole_number, "step", step),
+        fields=checks.names("fields", fields),
     )
 
 

@@ -36,6 +36,7 @@ class Sampling(Drawing):
         step: int | None = None,
         timeout: float | None = 0,
         at_least: int | None = None,
+        fields: str | Iterable[str] | None = None,
     ) -> Batch:
         """Draw completed groups. They stay in the buffer and can be drawn again.
 
@@ -60,6 +61,9 @@ class Sampling(Drawing):
             at_least: Smallest acceptable batch: draw between `at_least` and `n` groups as soon as
                 `at_least` are eligible. Default: `n`. With 0 the call does not wait for groups, and
                 the batch may be empty.
+            fields: Name or names of the extras to read. Others are not read from the store, so the
+                groups do not have them. Names that no group has are ignored; everything that is not
+                an extra is always read. Default: all.
 
         Returns:
             The groups in the order of the draw, with probabilities, weights, staleness and the id
@@ -72,7 +76,7 @@ class Sampling(Drawing):
                 `failed`. `error.batch` has the others.
             InvalidInputError: An argument is invalid.
         """
-        request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step)
+        request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step, fields)
         result = await self._draw(request, checks.seconds("timeout", timeout))
         check_intact(result.damaged, result.batch)
         return result.batch
@@ -120,6 +124,7 @@ class Sampling(Drawing):
         runs: str | Iterable[str] | None = None,
         timeout: float | None = 0,
         at_least: int | None = None,
+        fields: str | Iterable[str] | None = None,
     ) -> Batch:
         """Return groups that `sample` could draw, without drawing them. Writes nothing.
 
@@ -142,6 +147,7 @@ class Sampling(Drawing):
                 None waits indefinitely.
             at_least: Return between `at_least` and `n` groups as soon as `at_least` are eligible.
                 Default: `n`. 0 does not wait.
+            fields: Name or names of the extras to read, see `sample`. Default: all.
 
         Returns:
             The groups, read in one consistent snapshot. Their `draw_id` is None.
@@ -152,15 +158,16 @@ class Sampling(Drawing):
                 others.
             InvalidInputError: An argument is invalid.
         """
-        request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least)
-
+        request = draw_request(
+            n, policy, tasks, where, max_staleness, runs, at_least, fields=fields
+        )
         seconds = checks.seconds("timeout", timeout)
         if not request.quotas:
             return Result.nothing().batch
 
         def work(session: Session) -> tuple[Drawn, Stored]:
             found = preview.peek(session, self._row, request)
-            return found, groups.fetch(session, self.id, found.ids)
+            return found, groups.fetch(session, self.id, found.ids, request.fields)
 
         async with self._waiter(seconds, partial(self._explain, request)) as waiter:
             while True:
@@ -172,6 +179,6 @@ class Sampling(Drawing):
                     break
                 except NotEnoughGroupsError as error:
                     await waiter.wait(error)
-        result = Result.of(found, await self._decoded(stored, end))
+        result = Result.of(found, await self._decoded(stored, end, request.fields))
         check_intact(result.damaged, result.batch)
         return result.batch

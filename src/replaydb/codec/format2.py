@@ -67,7 +67,7 @@ Tensors = dict[str, Array]
 
 
 def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | None, Tensors]:
-    """Return the tensors of each part of a payload: None, the core, and heavy columns by name."""
+    """Return the tensors of each part of a payload: None, the core, and heavy extras by name."""
     segments = [segment for episode in episodes for segment in episode.segments]
     several = shares([episode.segments for episode in episodes])
     core = _structure(segments, several) | _of_episodes(episodes, context)
@@ -75,20 +75,22 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
     for name in dict.fromkeys(name for one in segments for name in one.columns):
         entries = [] if name == TOKEN_IDS else _entries(name, segments, several)
         for stored, tensors in _columns(name, entries, len(segments)):
-            _add(parts, stored, tensors, sum(len(entry.values) for entry in entries))
+            _add(parts, name, tensors, stored, sum(len(entry.values) for entry in entries))
     for name, rows in _extras(episodes).items():
         for stored, tensors in _stacked(name, rows, len(episodes)):
-            _add(parts, stored, tensors, len(episodes))
+            _add(parts, name, tensors, stored, len(episodes))
     for name, array in context.extras.items():
-        _add(parts, _GROUP + name, {_GROUP + name: array}, 1)
+        _add(parts, _GROUP + name, {_GROUP + name: array}, _GROUP + name, 1)
     return parts
 
 
-def _add(parts: dict[str | None, Tensors], stored: str, tensors: Tensors, count: int) -> None:
-    """Add a column of `count` values to the core, or as a part of its own."""
+def _add(
+    parts: dict[str | None, Tensors], name: str, tensors: Tensors, stored: str, count: int
+) -> None:
+    """Add `count` values of one kind of a column to the core, or to a part of its own."""
     size = tensors[stored].nbytes
     heavy = size > LIGHT_BYTES and size > LIGHT_BYTES_PER_TOKEN * count
-    parts.setdefault(stored if heavy else None, {}).update(tensors)
+    parts.setdefault(name.partition("/")[2] if heavy else None, {}).update(tensors)
 
 
 def _structure(segments: Sequence[Segment], several: Sequence[Share]) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 import xxhash
@@ -11,6 +11,7 @@ from replaydb.codec import compaction, format1, format2, framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.segments import EXTRA
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 
 #: The newest version of the format. All older ones can be read.
@@ -33,7 +34,7 @@ class Part(NamedTuple):
     """A part of a payload.
 
     Attributes:
-        field: The column that it holds; None: the episodes without heavy columns.
+        field: The name of the extra that it holds; None: the episodes without heavy extras.
         data: The bytes.
         expanded_bytes: Size of its tensors in memory; None in format 1.
     """
@@ -73,7 +74,9 @@ def encode(
 
 
 def decode(
-    parts: Sequence[bytes | memoryview], sizes: Sequence[int | None] | None = None
+    parts: Sequence[bytes | memoryview],
+    sizes: Sequence[int | None] | None = None,
+    fields: Collection[str] | None = None,
 ) -> Contents:
     """Return what is in some parts of a payload, the core first.
 
@@ -83,6 +86,7 @@ def decode(
     Args:
         parts: The bytes of each part.
         sizes: `expanded_bytes` of each part. Default: unknown.
+        fields: Names of the extras to keep. Default: all.
 
     Raises:
         CorruptPayloadError: The bytes are truncated, altered or foreign.
@@ -98,12 +102,29 @@ def decode(
         corrupt(f"one payload has {len(blobs)} parts of the formats {sorted(versions)}")
     try:
         if versions == {1}:
-            return Contents(*format1.read(blobs[0].tensors))
-        known = [None] * len(blobs) if sizes is None else sizes
-        found = [compaction.expanded(*one) for one in zip(blobs, known, strict=True)]
-        return Contents(*format2.read(found))
+            contents = Contents(*format1.read(blobs[0].tensors))
+        else:
+            known = [None] * len(blobs) if sizes is None else sizes
+            found = [compaction.expanded(*one) for one in zip(blobs, known, strict=True)]
+            contents = Contents(*format2.read(found))
     except (InvalidInputError, RecursionError) as error:
         raise CorruptPayloadError(str(error)) from error
+    return contents if fields is None else _selected(contents, fields)
+
+
+def _selected(contents: Contents, fields: Collection[str]) -> Contents:
+    """Remove all extras but some from what was decoded, and return it."""
+    extras = [contents.context.extras]
+    for episode in contents.episodes:
+        extras += [episode.extras, episode.joint_extras]
+        for segment in episode.segments:
+            for column in [name for name in segment.columns if name.startswith(EXTRA)]:
+                if column.removeprefix(EXTRA) not in fields:
+                    del segment.columns[column]
+    for arrays in extras:
+        for name in arrays.keys() - set(fields):
+            del arrays[name]
+    return contents
 
 
 def checksum_of(data: bytes | memoryview) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count as counted
 from typing import Any, Literal
@@ -56,6 +56,7 @@ class ReplayDataset(IterableDataset[Any]):
         timeout: Seconds to wait for each batch; None (default) waits without limit.
         at_least: Yield a smaller batch of at least this many groups, rather than wait or fail;
             None (default) requires `batch_size`. See `Buffer.sample`.
+        fields: Name or names of the extras to read, see `Buffer.sample`; None (default) reads all.
         run: Name of the run, see `Store.open`.
         rank: Index of this process, less than `world_size`. By default, both are taken from
             `torch.distributed` if it is initialized; otherwise there is one process.
@@ -80,6 +81,7 @@ class ReplayDataset(IterableDataset[Any]):
     num_steps: int | None = None
     timeout: float | None = None
     at_least: int | None = None
+    fields: str | Iterable[str] | None = None
     run: str | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -98,6 +100,7 @@ class ReplayDataset(IterableDataset[Any]):
         checks.optional(checks.whole_number, "num_steps", self.num_steps)
         checks.seconds("timeout", self.timeout)
         checks.optional(checks.whole_number, "at_least", self.at_least, most=self.batch_size)
+        self.fields = checks.names("fields", self.fields)
         checks.optional(checks.name, "run", self.run)
         if (self.rank is None) != (self.world_size is None):
             raise InvalidInputError("rank", "both rank and world_size, or neither", self.rank)
@@ -155,6 +158,7 @@ class ReplayDataset(IterableDataset[Any]):
             "where": self.where,
             "max_staleness": self.max_staleness,
             "timeout": self.timeout,
+            "fields": self.fields,
         }
         try:
             for step in steps:
@@ -197,6 +201,7 @@ class ReplayDataset(IterableDataset[Any]):
             num_steps=self.num_steps,
             timeout=self.timeout,
             at_least=self.at_least,
+            fields=self.fields,
         )
 
     def _position(self) -> tuple[int, int]:

@@ -152,6 +152,7 @@ class ShardedBuffer:
         timeout: float | None = None,
         at_least: int | None = None,
         even: bool = True,
+        fields: str | Iterable[str] | None = None,
     ) -> Iterator[ShardedLease]:
         """Lease the groups of a step, once for all ranks, and read those of this rank.
 
@@ -177,6 +178,7 @@ class ShardedBuffer:
             at_least: Smallest acceptable number of groups. Default: `n`.
             even: Whether all parts must have the same number of groups. With False, the numbers
                 differ by at most 1.
+            fields: Name or names of the extras to read, see `Buffer.sample`. Default: all.
 
         Yields:
             The lease, with the groups of this rank.
@@ -191,7 +193,7 @@ class ShardedBuffer:
                 leased.
         """
         given = self._agreed(
-            "lease", step, n, policy, tasks, where, max_staleness, runs, timeout, even,
+            "lease", step, n, policy, tasks, where, max_staleness, runs, timeout, even, fields,
             at_least=at_least, ttl=ttl,
         )  # fmt: skip
         number = given["step"]
@@ -216,7 +218,9 @@ class ShardedBuffer:
             found = self._ranks.on_first(take)
 
             def read(ids: list[int]) -> Batch:
-                return self._buffer.read_lease(found.lease_id, ids) if ids else Batch([])
+                if not ids:
+                    return Batch([])
+                return self._buffer.read_lease(found.lease_id, ids, fields=given["fields"])
 
             try:
                 batch = self._read(read, found.parts[self.shard])
@@ -243,6 +247,7 @@ class ShardedBuffer:
         runs: str | Iterable[str] | None = None,
         timeout: float | None = None,
         even: bool = True,
+        fields: str | Iterable[str] | None = None,
     ) -> Batch:
         """Draw the groups of a step, once for all ranks, and read those of this rank.
 
@@ -259,6 +264,7 @@ class ShardedBuffer:
             runs: Name or names of runs: draw only groups that they put. Default: all runs.
             timeout: Seconds to wait until enough groups are eligible, as for `lease`.
             even: As for `lease`.
+            fields: As for `lease`.
 
         Returns:
             The groups of this rank, with the probabilities and weights of the whole draw.
@@ -275,7 +281,7 @@ class ShardedBuffer:
                 payloads of the groups.
         """
         given = self._agreed(
-            "sample", step, n, policy, tasks, where, max_staleness, runs, timeout, even
+            "sample", step, n, policy, tasks, where, max_staleness, runs, timeout, even, fields
         )
 
         def draw() -> tuple[int | None, list[list[int]]]:
@@ -292,7 +298,9 @@ class ShardedBuffer:
         draw_id, parts = self._ranks.on_first(draw)
         if draw_id is None:
             return Batch([])
-        return self._read(lambda ids: self._buffer._read_drawn(draw_id, ids), parts[self.shard])
+        return self._read(
+            lambda ids: self._buffer._read_drawn(draw_id, ids, given["fields"]), parts[self.shard]
+        )
 
     def _agreed(
         self,
@@ -306,6 +314,7 @@ class ShardedBuffer:
         runs: str | Iterable[str] | None,
         timeout: float | None,
         even: bool,
+        fields: str | Iterable[str] | None,
         *,
         at_least: int | None = None,
         ttl: float | None = None,
@@ -317,6 +326,7 @@ class ShardedBuffer:
 
         def given() -> dict[str, Any]:
             of_tasks, of_runs = checks.names("tasks", tasks), checks.names("runs", runs)
+            of_extras = checks.names("fields", fields)
             request = draw_request(n, policy, of_tasks, where, max_staleness, of_runs, at_least)
             checks.seconds("timeout", timeout)
             return {
@@ -330,6 +340,7 @@ class ShardedBuffer:
                 "at_least": request.at_least,
                 "ttl": checks.optional(checks.duration, "ttl", ttl),
                 "even": checks.flag("even", even),
+                "fields": None if of_extras is None else sorted(of_extras),
             }
 
         return self._ranks.same(given)

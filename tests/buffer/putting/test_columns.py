@@ -46,7 +46,7 @@ async def test_columns_of_a_put_and_of_added_episodes(
     whole = EpisodeGroup("gsm8k", [heavy(0), heavy(1)], group_uid="whole")
     await buffer.put(whole)
     assert await parts(url) == [
-        (-3, "episode/image", 0), (-2, "token/top", 0), (0, None, None),
+        (-3, "image", 0), (-2, "top", 0), (0, None, None),
     ]  # fmt: skip
     await buffer.open_group("gsm8k", "open", 3, prompt="?")
     for position in (2, 0, 1):
@@ -69,7 +69,7 @@ async def test_columns_of_a_put_and_of_added_episodes(
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"of_part": 7}, r"columns of parts that do not exist: \[7\]"),
+        ({"of_part": 7}, "extra .top. of episodes that do not exist"),
         ({"expanded_bytes": 1}, "columns of [0-9]+ bytes, where the database has 1"),
     ],
 )
@@ -79,7 +79,7 @@ async def test_wrong_columns_are_reported(
     buffer = await store.buffer("math")
     [group_id] = await buffer.put(EpisodeGroup("gsm8k", [heavy(0)]))
     async with transaction(url) as connection:
-        mine = payload.c.field == "token/top"
+        mine = payload.c.field == "top"
         await connection.execute(update(payload).where(mine).values(values))
     with pytest.raises(rdb.CorruptPayloadError, match=reason):
         await buffer.get([group_id])

@@ -38,9 +38,9 @@ async def test_groups_deleted_before_they_are_read_are_delivered(
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
-        def read_late(session: Session, drawn: Drawn) -> Stored:
+        def read_late(session: Session, drawn: Drawn, fields: None) -> Stored:
             await_in_transaction(there.delete(deleted), loop)
-            return read_in_snapshot(session, drawn)
+            return read_in_snapshot(session, drawn, fields)
 
         monkeypatch.setattr("replaydb.database.repository.draws.read_in_snapshot", read_late)
         batch = await buffer.sample(3)

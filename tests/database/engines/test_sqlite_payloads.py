@@ -6,12 +6,18 @@ import asyncio
 import gc
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import numpy as np
+import pytest
 from sqlalchemy import make_url
 
 from replaydb import Episode, EpisodeGroup, Store
-from replaydb.database.sqlite.session import _select_small_payloads
+from replaydb.database.sqlite.session import (
+    _select_small_cores,
+    _select_small_fields,
+    _select_small_payloads,
+)
 from replaydb.util.memory import LEAST_BYTES
 from support.connections import transaction
 from support.plans import plan_of
@@ -53,8 +59,20 @@ async def test_large_payloads_are_read_while_another_process_writes(sqlite_url: 
             assert (found.episodes[0].token_ids == tokens).all()
 
 
-async def test_rows_of_payloads_are_found_by_an_index(sqlite_url: str) -> None:
+@pytest.mark.parametrize(
+    ("statement", "index", "searched"),
+    [
+        (_select_small_payloads([5, 6, 7]), "pk_payload", "(group_id=?)"),
+        (_select_small_cores([5, 6, 7]), "pk_payload", "(group_id=? AND part>?)"),
+        (_select_small_fields([5, 6], ["a"]), "ix_payload_field", "(group_id=? AND field=?)"),
+    ],
+)
+async def test_rows_of_payloads_are_found_by_an_index(
+    sqlite_url: str, statement: Any, index: str, searched: str
+) -> None:
+    """Without the values of a column behind the data, for which SQLite would read the data."""
     async with transaction(sqlite_url) as connection:
-        plan = await plan_of(connection, _select_small_payloads([5, 6, 7]))
-    assert plan.indexes == {"pk_payload", "pk_pack"}, plan.text
+        plan = await plan_of(connection, statement)
+    assert plan.indexes == {index, "pk_pack"}, plan.text
     assert plan.tables == {"payload", "pack"}, plan.text
+    assert searched in plan.text

@@ -603,7 +603,12 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"ix_draw_step"}, {"draw"},
     ),
     "select_payloads": (
-        lambda: select_payloads([5, 6, 7]), {}, {"pk_payload", "pk_pack"}, {"payload", "pack"},
+        lambda: select_payloads([5, 6, 7], None), {},
+        {"pk_payload", "pk_pack"}, {"payload", "pack"},
+    ),
+    "select_payloads_in_part": (
+        lambda: select_payloads([5, 6, 7], ["experts"]), {},
+        {"pk_payload", "pk_pack"}, {"payload", "pack"},
     ),
     "release_payloads": (
         lambda: release_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -159,9 +159,11 @@ class PostgresqlSession(Session):
                 raise error
         return Identified(known, list(found.ids or ()), is_small, error)
 
-    def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+    def read_payloads(
+        self, ids: Sequence[int], fields: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Read the rows with their data."""
-        return [row._asdict() for row in self.run(select_payloads(ids))]
+        return [row._asdict() for row in self.run(select_payloads(ids, fields))]
 
     def _send_before(self, statement: Any) -> Rows | None:
         """Send what precedes a statement; return its rows if they have been read already."""

@@ -66,6 +66,7 @@ class DrawRequest:
         statuses: Statuses to draw from.
         lease: Terms of the lease on the groups; None: they are not leased.
         loads: Whether the groups are read, or only their rows.
+        fields: Names of the extras to read; None: all.
         is_large: Whether they are too large to be read by the last statement of the transaction.
         is_evaluated: Whether filters were evaluated before the tasks were locked.
     """
@@ -77,6 +78,7 @@ class DrawRequest:
     statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
     lease: LeaseTerms | None = None
     loads: bool = True
+    fields: frozenset[str] | None = None
     is_large: bool = False
     is_evaluated: bool = False
 

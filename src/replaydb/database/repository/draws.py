@@ -121,13 +121,13 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     return drawn
 
 
-def read_in_snapshot(session: Session, drawn: Drawn) -> Stored:
+def read_in_snapshot(session: Session, drawn: Drawn, fields: frozenset[str] | None) -> Stored:
     """Return the payloads and texts of the groups of a draw.
 
     The rows of the groups are not in the snapshot as they are after the draw. On PostgreSQL the
     last statement of the draw reads them at the same time.
     """
-    parts = session.read_payloads(drawn.ids)
+    parts = session.read_payloads(drawn.ids, fields)
     return Stored((), parts, groups.transcripts(session, drawn.contents.with_text))
 
 
@@ -221,14 +221,14 @@ class _Drawing:
         in_packs = buffer.row.uses_payload_store
         is_small = in_packs or self._num_bytes <= backend.traits.small_draw_bytes
         is_small &= not self._request.is_large
-        loads = self._request.loads
+        loads, fields = self._request.loads, self._request.fields
         in_snapshot = loads and not (is_small or backend.has_one_connection)
         only_rows = in_snapshot or not loads
         if only_rows or (is_small and self._session.sends_together):
-            reads = groups.select_stored(buffer.id, ids, only_rows=only_rows)
+            reads = groups.select_stored(buffer.id, ids, fields, only_rows=only_rows)
             later = self._session.read_later(reads)
         else:
-            fetched = groups.fetch(self._session, buffer.id, ids)
+            fetched = groups.fetch(self._session, buffer.id, ids, fields)
             later = None
 
         def read() -> Stored:

@@ -168,9 +168,11 @@ def facts(session: Session, buffer_id: int, ids: Sequence[int]) -> Sequence[Fact
     return [row._asdict() for row in session.run(select_facts(buffer_id, ids))]
 
 
-def stored(session: Session, rows: Sequence[Facts]) -> Stored:
-    """Return everything stored of groups, given their rows."""
-    parts = session.read_payloads([row["id"] for row in rows])
+def stored(
+    session: Session, rows: Sequence[Facts], fields: Collection[str] | None = None
+) -> Stored:
+    """Return everything stored of groups, given their rows; of extras only those in `fields`."""
+    parts = session.read_payloads([row["id"] for row in rows], fields)
     with_text = [row["id"] for row in rows if row["has_transcript"]]
     return Stored(rows, parts, transcripts(session, with_text))
 
@@ -182,18 +184,27 @@ def transcripts(session: Session, ids: Sequence[int]) -> Sequence[Facts]:
     return [row._asdict() for row in session.run(select_transcripts(ids))]
 
 
-def fetch(session: Session, buffer_id: int, ids: Sequence[int]) -> Stored:
-    """Return everything stored of groups, given their ids. Ids not in the buffer are omitted."""
-    return stored(session, facts(session, buffer_id, ids))
+def fetch(
+    session: Session,
+    buffer_id: int,
+    ids: Sequence[int],
+    fields: Collection[str] | None = None,
+) -> Stored:
+    """Return everything stored of groups, as `stored`. Ids not in the buffer are omitted."""
+    return stored(session, facts(session, buffer_id, ids), fields)
 
 
 def select_stored(
-    buffer_id: int, ids: Sequence[int], *, only_rows: bool = False
+    buffer_id: int,
+    ids: Sequence[int],
+    fields: Collection[str] | None,
+    *,
+    only_rows: bool = False,
 ) -> list[Bound[Any]]:
     """Return the statements that select everything stored of groups, or only their rows."""
     if only_rows:
         return [select_facts(buffer_id, ids)]
-    return [select_facts(buffer_id, ids), select_payloads(ids), select_transcripts(ids)]
+    return [select_facts(buffer_id, ids), select_payloads(ids, fields), select_transcripts(ids)]
 
 
 def update_priorities(

@@ -24,13 +24,8 @@ from replaydb.database.statements.insertion import insert_into
 from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.records import (
-    CONTEXT_PART,
-    EpisodeRecord,
-    PayloadRecord,
-    reward_facts,
-)
-from replaydb.database.tables.schema import episode, group, payload, transcript
+from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
+from replaydb.database.tables.schema import CONTEXT_PART, episode, group, payload, transcript
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (

@@ -98,6 +98,7 @@ def fetch_leased(
     buffer_id: int,
     lease_id: int,
     ids: Sequence[int] | None = None,
+    fields: frozenset[str] | None = None,
 ) -> Drawn:
     """Return groups of a lease (None: all) and everything stored of them, in their draw's order.
 
@@ -110,7 +111,7 @@ def fetch_leased(
         found = [row for row in found if row.group_id in wanted]
         if lost := wanted - {row.group_id for row in found}:
             raise LeaseExpiredError(lease_id, sorted(lost))
-    stored = groups.fetch(session, buffer_id, [row.group_id for row in found])
+    stored = groups.fetch(session, buffer_id, [row.group_id for row in found], fields)
     rows = {row["id"]: row for row in stored.groups}
     mine = [rows[row.group_id] for row in found]
     return Drawn(

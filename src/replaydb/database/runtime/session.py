@@ -7,7 +7,7 @@ connection is used: in its thread, or in the event loop of a server's connection
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
@@ -149,10 +149,13 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def read_payloads(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+    def read_payloads(
+        self, ids: Sequence[int], fields: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes.
 
-        Those in packs have the pack's name as `pack`.
+        Those in packs have the pack's name as `pack`. Of parts with columns, only those in `fields`
+        are read; None: all.
         """
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Delete, Select, delete, select
 
-from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.schema import episode, pack, payload, transcript
+from replaydb.database.tables.schema import CONTEXT_PART, episode, pack, payload, transcript
 
 #: Name of the pack of a part, read by the key of the pack.
 NAME_OF_PACK = (
@@ -18,9 +18,23 @@ NAME_OF_PACK = (
 
 
 @prepared
-def select_payloads(ids: Any) -> Select[Any]:
+def _select_every_part(ids: Any) -> Select[Any]:
     """Select the payload parts of groups. Those in packs have the pack's name as `pack`."""
     return select(payload, NAME_OF_PACK).where(among(payload.c.group_id, ids))
+
+
+@prepared
+def _select_parts(ids: Any, fields: Any) -> Select[Any]:
+    """Select the payload parts of groups, of those with columns only the ones in `fields`."""
+    wanted = (payload.c.part >= CONTEXT_PART) | among(payload.c.field, fields)
+    return select(payload, NAME_OF_PACK).where(among(payload.c.group_id, ids), wanted)
+
+
+def select_payloads(ids: Sequence[int], fields: Collection[str] | None) -> Bound[Select[Any]]:
+    """Return the statement that selects the parts of groups, of columns only those in `fields`."""
+    if fields is None:
+        return _select_every_part(ids)
+    return _select_parts(ids, sorted(fields))
 
 
 def select_episodes(ids: Sequence[int]) -> Select[Any]:

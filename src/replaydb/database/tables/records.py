@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import codec
-from replaydb.batch.stored import StoredGroup
+from replaydb.batch.stored import StoredGroup, check_whole
 from replaydb.database.tables.column_types import Damaged
+from replaydb.database.tables.schema import CONTEXT_PART
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.context import GroupContext
@@ -34,10 +35,6 @@ PUTTABLE = frozenset(GroupStatus) - {GroupStatus.PENDING, GroupStatus.LEASED}
 
 #: Values that a column of statuses may have.
 STATUSES = frozenset(GroupStatus)
-
-#: Number of the part of a payload that holds no episode. Other parts are numbered by the position
-#: of their first episode.
-CONTEXT_PART = -1
 
 #: A sampling priority to put: a number, or the highest one of the stored groups of the task.
 Priority = float | Literal["max"]
@@ -155,11 +152,13 @@ class GroupRecord:
 
 
 def check_puttable(group: EpisodeGroup) -> None:
-    """Check that a put may set the status of a group.
+    """Check that a put may store a group, with its status.
 
     Raises:
-        InvalidInputError: It may not; the error names the statuses that it may set.
+        InvalidInputError: It may not: the error names the statuses that it may set. Or only some
+            extras of the group were read.
     """
+    check_whole(group)
     checks.one_of("status", group.status, sorted(PUTTABLE))
 
 
@@ -339,17 +338,23 @@ class Stored(NamedTuple):
         return cls(*([row._asdict() for row in rows] for rows in found))
 
 
-async def decoded(stored: Stored) -> Decoded:
-    """Decode groups from their rows, in a thread if they are large."""
+async def decoded(stored: Stored, fields: frozenset[str] | None = None) -> Decoded:
+    """Decode groups from their rows, in a thread if they are large. See `from_rows`."""
     if sum(row["num_bytes"] for row in stored.groups) > DECODE_INLINE_BYTES:
-        return await asyncio.to_thread(from_rows, *stored)
-    return from_rows(*stored)
+        return await asyncio.to_thread(from_rows, *stored, fields)
+    return from_rows(*stored, fields)
 
 
 def from_rows(
-    groups: Iterable[Facts], payloads: Iterable[Facts], transcripts: Iterable[Facts]
+    groups: Iterable[Facts],
+    payloads: Iterable[Facts],
+    transcripts: Iterable[Facts],
+    fields: frozenset[str] | None = None,
 ) -> Decoded:
-    """Decode groups from their rows and from the rows of their payloads and transcripts."""
+    """Decode groups from their rows and from the rows of their payloads and transcripts.
+
+    Of extras, only those in `fields` are kept; None: all.
+    """
     parts: dict[int, list[Facts]] = {}
     for part in payloads:
         parts.setdefault(part["group_id"], []).append(part)
@@ -365,7 +370,7 @@ def from_rows(
             continue
         try:
             check_scalars(facts)
-            decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id))
+            decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id), fields)
         except CorruptPayloadError as error:
             decoded.corrupt[group_id] = error.reason
     return decoded
@@ -414,51 +419,64 @@ def status(column: str, value: Any) -> GroupStatus:
     return GroupStatus(value)
 
 
-def _check_kinds(part: Facts) -> None:
-    """Check the types of values in a row of `payload`. SQLite stores values of any type.
+def _damage(part: Facts) -> str | None:
+    """Return what is wrong with a row of `payload`, or None. SQLite stores values of any type.
 
     Parts from packs have no checksum here, because it was compared when the pack was read.
     """
     if isinstance(part["data"], PackDamage):
-        raise CorruptPayloadError(part["data"].reason)
+        return part["data"].reason
     kinds = {"part": int, "data": bytes | memoryview, "checksum": int}
     if part["pack_id"] is not None:
         del kinds["checksum"]
     for name, kind in kinds.items():
         if not isinstance(part[name], kind):
-            raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")
-    if part["checksum"] is not None and (wrong := codec.mismatch(part["data"], part["checksum"])):
-        raise CorruptPayloadError(wrong)
+            return f"{name} can not be read: {Damaged(part[name])}"
+    return None if part["checksum"] is None else codec.mismatch(part["data"], part["checksum"])
+
+
+def _by_core(parts: Iterable[Facts]) -> dict[int, list[Facts]]:
+    """Return the parts with episodes in order, each with those of its columns, by their numbers.
+
+    Raises:
+        CorruptPayloadError: A part is damaged, or the episodes of a column are missing.
+    """
+    cores: dict[int, list[Facts]] = {}
+    columns: list[Facts] = []
+    for part in parts:
+        name = part["field"]
+        if (wrong := _damage(part)) is not None:
+            raise CorruptPayloadError(wrong if name is None else f"extra {name!r}: {wrong}")
+        if name is None:
+            cores[part["part"]] = [part]
+        else:
+            columns.append(part)
+    for part in columns:
+        if part["of_part"] not in cores:
+            raise CorruptPayloadError(f"extra {part['field']!r} of episodes that do not exist")
+        cores[part["of_part"]].append(part)
+    return dict(sorted(cores.items()))
 
 
 def _from_parts(
-    facts: Facts, parts: Iterable[Facts], texts: Mapping[int, str] | None
+    facts: Facts,
+    parts: Iterable[Facts],
+    texts: Mapping[int, str] | None,
+    fields: frozenset[str] | None,
 ) -> StoredGroup:
-    parts = list(parts)
-    for part in parts:
-        _check_kinds(part)
-    columns: dict[int, list[Facts]] = {}
-    for part in parts:
-        if part["field"] is not None:
-            columns.setdefault(part["of_part"], []).append(part)
     episodes: dict[int, Episode] = {}
     context = GroupContext()
-    cores = [part for part in parts if part["field"] is None]
-    for i, part in enumerate(sorted(cores, key=lambda part: int(part["part"]))):
-        number = part["part"]
-        mine = [part, *columns.pop(number, ())]
+    for i, (number, mine) in enumerate(_by_core(parts).items()):
         contents = codec.decode(
-            [one["data"] for one in mine], [one["expanded_bytes"] for one in mine]
+            [one["data"] for one in mine], [one["expanded_bytes"] for one in mine], fields
         )
         episodes |= dict(enumerate(contents.episodes, number))
         if not i:
             context = contents.context
-    if columns:
-        raise CorruptPayloadError(f"columns of parts that do not exist: {list(columns)}")
     if len(episodes) != facts["num_episodes"]:
         reason = f"{len(episodes)} episodes stored, {facts['num_episodes']} expected"
         raise CorruptPayloadError(reason)
     for position, text in (texts or {}).items():
         if position in episodes:
             set_fields(episodes[position], text=text)
-    return StoredGroup(facts, episodes, context)
+    return StoredGroup(facts, episodes, context, fields)

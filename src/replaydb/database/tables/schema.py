@@ -353,6 +353,10 @@ _VACUUM_AT_ONCE = {
     "toast.autovacuum_vacuum_cost_delay": 0,
 }
 
+#: Number of the part of a payload that holds no episode. Those that hold episodes are numbered by
+#: the position of the first one, and those with a column have numbers below.
+CONTEXT_PART = -1
+
 # All payload bytes are here or in packs, so the selection of a draw reads no page of them.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
 payload = Table(
