@@ -55,7 +55,8 @@ def turns(**changes: Any) -> dict[str, Any]:
         "turn__has_logprobs": np.array([False, False]),
         "turn__has_token_versions": np.array([False, False]),
     }
-    return columns | {f"turn__{name}": array for name, array in changes.items()}
+    columns |= {f"turn__{name}": array for name, array in changes.items()}
+    return columns | {"rewards": np.array([0.0, 1.0])}
 
 
 def with_names(*names: object) -> bytes:
@@ -171,6 +172,7 @@ def test_the_unchanged_blob_is_valid() -> None:
             ),
             "a turn without a response has versions per token",
         ),
+        (blob(**turns() | {"rewards": np.full(2, np.nan)}), "or no reward in their episode"),
         (blob(**turns(), token__token_rewards=np.zeros(3)), "an extra token_rewards"),
         (blob(**turns(), each__1__episode__token_rewards=np.zeros(3)), "an extra token_rewards"),
         (blob(token__token_rewards=np.full(3, 1e39)), "numbers in the range of float32"),

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from random import Random
 from typing import Any
@@ -19,6 +19,9 @@ from fuzz.targets import CORPUS
 from replaydb.database.filters.group_columns import COLUMNS
 from replaydb.database.filters.parsing import _METHODS
 from replaydb.database.filters.terms import FUNCTIONS
+
+#: Names of tensors of payload format 2 begin so, beside the name of a column.
+_PREFIXES = "rows/", "begins/", "missing/", "~1/", "~2/", "token/", "episode/", "joint/", "group/"
 
 Mutate = Callable[[bytes, Random], bytes]
 
@@ -35,7 +38,8 @@ _TEXTS = [
     "\r", "\u2028", "é", "😀", "NaN", "Infinity", "0x7fc00001", "0x7f800000", "AA==", "null", "{}",
     '{"a": NaN}', "[" * 2000, "2026-01-01", "completed", "archived", "leased", "int8", "bfloat16",
     "float8_e4m3fn", "bool", "F64", "I64", "BF16", "BOOL", "U8", "token/a", "each/0/token/a",
-    "group/a", "turn/counts", "json", "token_rewards", "__metadata__",
+    "group/a", "turn/counts", "json", "token_rewards", "__metadata__", "segments", "joint/a",
+    "joint/policy_version", "turn/parents", "U64",
 ]  # fmt: skip
 _TOKENS = [
     *COLUMNS, *FUNCTIONS, *(f".{name}" for name in _METHODS), "tags", "col.", "rdb.col.", "None",
@@ -148,12 +152,13 @@ def mutate_payload(data: bytes, random: Random) -> bytes:
     }
     name = random.choice(list(body))
     spec, content = header[name], body[name]
-    match random.randrange(8):
+    match random.randrange(9):
         case 0:
-            mutate_json(header, random)
+            _mutate_header(header, random)
         case 1:
             others = "logprobs", "token_versions", "turn/token_rewards", "token/token_rewards"
-            other = random.choice([*_TEXTS, *body, *others])
+            prefixed = [prefix + one for prefix in _PREFIXES for one in body]
+            other = random.choice([*_TEXTS, *body, *others, *prefixed])
             header[other], body[other] = header.pop(name), body.pop(name)
         case 2:
             del header[name], body[name]
@@ -161,18 +166,39 @@ def mutate_payload(data: bytes, random: Random) -> bytes:
             spec["dtype"] = random.choice(("BOOL", "U8", "I32", "I64", "F16", "F32", "F64", "BF16"))
             shapes = ([len(content)], [0], [1, len(content) // 4], [2, -1])
             spec["shape"] = random.choice(shapes)
+        case 4:
+            other = random.choice(_PREFIXES) + name
+            count = random.choice((0, 1, 2, *spec["shape"][:1]))
+            body[other] = struct.pack(f"<{count}q", *random.choices(range(-1, 6), k=count))
+            header[other] = {"dtype": "I64", "shape": [count]}
         case _ if name == "json":
             body[name] = to_json(mutate_json(json.loads(content), random), random)
         case _ if content:
-            size = {"I64": 8, "F64": 8, "I32": 4, "F32": 4}.get(spec["dtype"], 1)
-            at = random.randrange(len(content)) // size * size
-            kind = {"F64": "<d", "F32": "<f"}.get(spec["dtype"])
-            if kind and random.randrange(2):
-                number = struct.pack(kind, random.choice(_FLOATS))
-            else:
-                number = (random.choice(_INTEGERS) % 2 ** (8 * size)).to_bytes(size, "little")
-            body[name] = content[:at] + number + content[at + size :]
+            body[name] = _mutate_numbers(content, spec["dtype"], random)
     return _payload(header, body)
+
+
+def _mutate_header(header: Any, random: Random) -> None:
+    """Change a value of the header, or of the description of the columns in it."""
+    notes = header["__metadata__"]
+    if "columns" in notes and random.randrange(2):
+        text = to_json(mutate_json(json.loads(notes["columns"]), random), random)
+        notes["columns"] = text.decode("utf-8", "surrogatepass")
+    else:
+        mutate_json(header, random)
+
+
+def _mutate_numbers(content: bytes, dtype: str, random: Random) -> bytes:
+    """Change a number of a tensor."""
+    size = {"I64": 8, "F64": 8, "I32": 4, "F32": 4}.get(dtype, 1)
+    at = random.randrange(len(content)) // size * size
+    kind = {"F64": "<d", "F32": "<f"}.get(dtype)
+    if kind and random.randrange(2):
+        number = struct.pack(kind, random.choice(_FLOATS))
+    else:
+        some = random.choice((_INTEGERS, range(-2, 50)))
+        number = (random.choice(some) % 2 ** (8 * size)).to_bytes(size, "little")
+    return content[:at] + number + content[at + size :]
 
 
 def _payload(header: Any, body: dict[str, bytes]) -> bytes:
@@ -306,7 +332,11 @@ MUTATIONS: dict[str, Mutate] = {
 def mutants(name: str, seed: int) -> Iterator[bytes]:
     """Yield changed inputs of a target without end, the same for the same seed and corpus."""
     corpus = [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
-    random = Random(f"{name} {seed}")
+    return mutants_of(name, corpus, Random(f"{name} {seed}"))
+
+
+def mutants_of(name: str, corpus: Sequence[bytes], random: Random) -> Iterator[bytes]:
+    """Yield changed inputs of a target without end."""
     while True:
         data = random.choice(corpus)
         for _ in range(random.choice((1, 1, 2, 3, 5))):

@@ -7,6 +7,7 @@ error. It raises in every other case.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,9 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.database import migrations
 from replaydb.database.filters.parsing import parsed
 from replaydb.database.statements.episode_group import count_groups
-from replaydb.domain.episodes import EpisodeGroup
+from replaydb.domain.episodes import EpisodeGroup, Turn
+from replaydb.domain.episodes.segments import EXTRA, Segment, column_of
+from replaydb.domain.episodes.turns import trusted
 from replaydb.errors import ClientTooOldError, CorruptPayloadError, InvalidInputError
 from replaydb.exchange import export_groups, import_groups
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
@@ -35,7 +38,7 @@ from replaydb.exchange.regrouping import Incoming, groups_in
 from support.batches import ROW
 from support.decoded import decoded_group
 from support.groups import episode
-from support.payloads import decode
+from support.payloads import decode, rebuilt
 
 #: A folder of inputs for each target.
 CORPUS = Path(__file__).with_name("corpus")
@@ -66,6 +69,7 @@ def _check_payload(folder: Path, data: bytes) -> None:
     for compression in (None, "zstd"):
         parts = codec.encode(*found, compression=compression)
         assert codec.decode([part.data for part in parts]) == found
+    assert [rebuilt(one) for one in found.episodes] == found.episodes
     for one in found.episodes:
         assert one.logprobs is None or not np.isinf(one.logprobs).any()
     row = ROW | {"group_status": "aborted"}
@@ -78,10 +82,25 @@ def _check_payload(folder: Path, data: bytes) -> None:
     _write(path, "jsonl", [group])
     [incoming] = groups_in(rows_of(path, path.name), path.name)
     assert incoming.group.num_tokens == group.num_tokens
-    assert [one.turns for one in incoming.group.episodes] == [one.turns for one in group.episodes]
+    for one, imported in zip(group.episodes, incoming.group.episodes, strict=True):
+        assert [with_whole_extras(turn) for turn in one.turns] == [*imported.turns]
     _write(path, "jsonl", [incoming.group])
     [again] = groups_in(rows_of(path, path.name), path.name)
     assert again.group == incoming.group
+
+
+def with_whole_extras(turn: Turn) -> Turn:
+    """Return a turn as it is imported: with a 0 for tokens without a value of an extra."""
+    columns = {
+        name: column_of(turn.segment.values(name, 0, turn.num_tokens), turn.num_tokens, 0)
+        if name.startswith(EXTRA)
+        else column
+        for name, column in turn.segment.columns.items()
+    }
+    segment = turn.segment
+    whole = Segment(segment.length, segment.prompt_length, columns, segment.parent)
+    fields = {one.name: getattr(turn, one.name) for one in dataclasses.fields(turn)}
+    return trusted(Turn, **(fields | {"segment": whole}))
 
 
 def _write(path: Path, kind: Format, groups: Sequence[EpisodeGroup]) -> None:

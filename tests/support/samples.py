@@ -138,6 +138,51 @@ def episode(draw: st.DrawFn) -> Episode:
     )
 
 
+_TOKENS = st.lists(st.integers(0, 3), max_size=6)
+
+
+@st.composite
+def trees(draw: st.DrawFn, kind: str) -> tuple[Episode, Episode]:
+    """Return an episode of turns by parent, and the same one with whole contexts."""
+    by_parent: list[Turn] = []
+    whole: list[Turn] = []
+    for _ in range(draw(st.integers(1, 6))):
+        response = draw(_TOKENS)
+        above = draw(st.none() | st.sampled_from(range(len(by_parent)))) if by_parent else None
+        new = draw(_TOKENS)
+        context = new
+        given: dict[str, Any] = {"prompt_ids": new}
+        if above is not None:
+            known = [*whole[above].prompt_ids.tolist(), *whole[above].response_ids.tolist()]
+            if draw(st.booleans()):
+                context, given = known + new, {"new_ids": new}
+            else:
+                context = known[: draw(st.integers(0, len(known)))] + new
+                given = {"prompt_ids": context}
+            given["parent"] = by_parent[above]
+        values: dict[str, Any] = {"response_ids": response}
+        if draw(st.booleans()):
+            values["loss_mask"] = [draw(st.booleans()) for _ in response]
+        if draw(st.booleans()):
+            values["logprobs"] = -np.arange(len(response), dtype=np.float32)
+        values["policy_version"] = draw(st.sampled_from([None, 3, [5] * len(response)]))
+        values["reward"] = draw(st.sampled_from([None, 0.5]))
+        length = len(context) + len(response)
+        covered = draw(st.sampled_from([None, length, len(response), max(length - 1, 0)]))
+        if covered is not None:
+            # Mostly the values of the parent, which has the same formula.
+            array = torch.arange(covered * 2).reshape(covered, 2) + draw(st.sampled_from([0, 0, 1]))
+            values["token_extras"] = {"x": array.to(getattr(torch, kind))}
+        by_parent.append(Turn(**given, **values))
+        whole.append(Turn(prompt_ids=context, **values))
+    return Episode(turns=by_parent, reward=1.0), Episode(turns=whole, reward=1.0)
+
+
+#: Episodes of turns by parent, of whole turns, and others, with one kind of extras of turns.
+forests = st.sampled_from(["float32", "int8", "bfloat16"]).flatmap(
+    lambda kind: st.lists(trees(kind).flatmap(st.sampled_from) | episode(), max_size=4)
+)
+
 contexts = st.builds(
     GroupContext.of,
     st.none() | generated | st.lists(metadata, max_size=2),

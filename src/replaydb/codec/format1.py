@@ -295,8 +295,8 @@ def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
         if not named <= own:
             corrupt(f"token extras {sorted(named)} of turns, which their episode does not have")
         taken = TOKEN_REWARDS in {*own, *flat.extras, *flat.each_extras.get(i, ())}
-        if taken and not np.isnan(turns.rewards[begin:end]).all():
-            corrupt(f"rewards of turns, and an extra {TOKEN_REWARDS} in their episode")
+        if not np.isnan(turns.rewards[begin:end]).all() and (taken or np.isnan(flat.rewards[i])):
+            corrupt(f"rewards of turns, and an extra {TOKEN_REWARDS} or no reward in their episode")
         begin = end
     if begin != len(lengths):
         corrupt(f"{begin} turns counted, {len(lengths)} described")

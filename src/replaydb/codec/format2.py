@@ -289,7 +289,12 @@ def read(parts: Iterable[framing.Tensors]) -> tuple[list[Episode], GroupContext]
         CorruptPayloadError: A section is missing, unknown or inconsistent with the others.
         InvalidInputError: A name or a JSON value is invalid for an episode.
     """
-    sections = Sections({name: it for part in parts for name, it in part.items()})
+    tensors: framing.Tensors = {}
+    for part in parts:
+        if twice := tensors.keys() & part.keys():
+            corrupt(f"{sorted(twice)} in two parts")
+        tensors |= part
+    sections = Sections(tensors)
     segments = _segments(sections)
     turns = sections.optional("turns", "I64", None)
     counts = [0] * len(segments) if turns is None else turns.tolist()
@@ -320,6 +325,8 @@ def _segments(core: Sections) -> list[Segment]:
             if not 0 <= parent < i or shared > found[parent].length:
                 corrupt(f"segment {i} begins with {shared} tokens of segment {parent}")
             above = found[parent]
+            if shared <= above.shared:  # with such parents, reading a few tokens could take long
+                corrupt(f"segment {i} begins with {shared} tokens, none of segment {parent} itself")
         elif shared:
             corrupt(f"segment {i} begins with {shared} tokens of no segment")
         length = shared + context + response
@@ -336,7 +343,9 @@ def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequ
         name = _COLUMN.fullmatch(stored)[1]  # type: ignore[index]
         rows = _rows(sections, stored, len(segments))
         begins = sections.optional(f"begins/{stored}", "I64", len(rows))
-        missing = sections.optional(f"missing/{stored}", "I64", len(rows))
+        missing = None
+        if begins is not None:
+            missing = sections.optional(f"missing/{stored}", "I64", len(rows))
         may_miss = int(name.startswith(EXTRA) and name != EXTRA + TOKEN_REWARDS)
         spans = []
         for i, row in enumerate(rows):
@@ -352,6 +361,9 @@ def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequ
             first, last = last, last + end - begin
             _check_column(stored, name, segments[row], is_turn[row], begins is not None)
             inherits = begins is not None and begin > 0
+            if inherits and name in (LOSS_MASK, TOKEN_VERSIONS):
+                # A parent without such a column has values, too, which depend on its response.
+                corrupt(f"{stored} continues values of a parent")
             segments[row].columns[name] = Column(((begin, values[first:last]),), end, inherits)
     for one in segments:
         _check_inherited(one)
@@ -404,11 +416,17 @@ def _values(sections: Sections, stored: str, name: str, count: int) -> Array:
             if np.isinf(values).any():
                 corrupt("a logprob is infinite")
         return values
-    own = _extra_name(name)
+    _extra_name(name)
+    return _array(sections, stored, name, count)
+
+
+def _array(sections: Sections, stored: str, section: str, count: int) -> Array:
+    """Return the values of an extra."""
     array = sections.array(stored)
     if array.shape[:1] != (count,):
         corrupt(f"{stored} is {list(array.shape)}, not [{count}, ...]")
-    if own == TOKEN_REWARDS and dtype_name(array) == "float64":
+    rewards = EXTRA + TOKEN_REWARDS, _JOINT + TOKEN_REWARDS
+    if section in rewards and dtype_name(array) == "float64":
         to_float32(stored, bits(array).reshape(-1))
     return array
 
@@ -436,13 +454,11 @@ def _episodes(
     for stored in [name for name in sections.tensors if _STACKED.fullmatch(name)]:
         section = _STACKED.fullmatch(stored)[1]  # type: ignore[index]
         rows = _rows(sections, stored, count)
-        array = sections.array(stored)
-        if array.shape[:1] != (len(rows),):
-            corrupt(f"{stored} is {list(array.shape)}, not [{len(rows)}, ...]")
-        target = extras if section.startswith(_EPISODE) else joint
         name = section.removeprefix(_JOINT)
-        if name != "policy_version" or target is extras:
+        if name != "policy_version":
             name = _extra_name(section)
+        array = _array(sections, stored, section, len(rows))
+        target = extras if section.startswith(_EPISODE) else joint
         for i, row in enumerate(rows):
             if name in target[row]:
                 corrupt(f"{stored} has a second value of episode {row}")
@@ -457,6 +473,8 @@ def _episodes(
             if version is not None or not turns:
                 corrupt("versions per token beside another version, or without turns")
             version = _token_versions(joint[i].pop("policy_version"))
+        if rewards[i] is None and any(turn.reward is not None for turn in turns):
+            corrupt("turns have rewards, and their episode has none")
         _check_episode(mine, turns, version, extras[i], joint[i])
         found.append(
             trusted(
@@ -477,8 +495,8 @@ def _episodes(
 
 
 def _token_versions(array: Array) -> NDArray[np.int32]:
-    if dtype_name(array) != "int32" or array.ndim != 1:
-        corrupt("versions per token are not I32")
+    if dtype_name(array) != "int32" or array.ndim != 1 or not len(array):
+        corrupt("versions per token are not I32, or those of no token")
     return cast("NDArray[np.int32]", array)
 
 

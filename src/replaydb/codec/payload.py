@@ -96,7 +96,10 @@ def decode(
     blobs = []
     for data in parts:
         view = memoryview(data).toreadonly()
-        blobs.append(framing.read(framing.decompress(view), VERSION))
+        plain = framing.decompress(view)
+        blobs.append(framing.read(plain, VERSION))
+        if blobs[-1].version > 1 and plain is not view:
+            corrupt("one zstd frame, where format 2 has one for each tensor")
     versions = {blob.version for blob in blobs}
     if len(versions) != 1 or (versions == {1} and len(blobs) > 1):
         corrupt(f"one payload has {len(blobs)} parts of the formats {sorted(versions)}")

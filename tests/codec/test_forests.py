@@ -1,0 +1,68 @@
+"""Format 2 of random forests of turns, with limits so small that every choice of it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzz.mutations import mutants_of
+from replaydb import codec
+from replaydb.codec import compaction, format2, sharing
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.settings import Compression
+from replaydb.errors import ClientTooOldError, CorruptPayloadError
+from support.examples import examples
+from support.payloads import rebuilt
+from support.samples import contexts, forests
+
+COMPRESSIONS = st.sampled_from([None, "zstd"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Iterator[None]:
+    """Share single tokens, and narrow and compress small columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "LEAST_SHARED", 1)
+        patch.setattr(compaction, "LEAST_BYTES", 1)
+        yield
+
+
+def encoded(*given: object, compression: Compression | None) -> list[bytes]:
+    return [bytes(one.data) for one in codec.encode(*given, compression=compression)]  # type: ignore[arg-type]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(forests, contexts, COMPRESSIONS)
+def test_round_trip(
+    episodes: list[Episode], context: GroupContext, compression: Compression | None
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format2, "LIGHT_BYTES", 8)
+        patch.setattr(format2, "LIGHT_BYTES_PER_TOKEN", 0)
+        parts = encoded(episodes, context, compression=compression)
+    found = codec.decode(parts)
+    assert found == codec.decode(parts[::-1]) == (episodes, context)
+    assert codec.decode(encoded(*found, compression=compression)) == found
+    assert [rebuilt(one) for one in episodes] == episodes
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(forests, contexts, COMPRESSIONS, st.integers(0, 2**32))
+def test_fuzz_altered_forests(
+    episodes: list[Episode], context: GroupContext, compression: Compression | None, seed: int
+) -> None:
+    """What decodes can be created by the constructors, and encoded again."""
+    [data] = encoded(episodes, context, compression=compression)
+    several = mutants_of("payload", [data], Random(seed))
+    for altered in [next(several) for _ in range(5)]:
+        try:
+            found = codec.decode([altered])
+        except (ClientTooOldError, CorruptPayloadError):
+            continue
+        assert [rebuilt(one) for one in found.episodes] == found.episodes
+        assert codec.decode(encoded(*found, compression=compression)) == found
