@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutants_of
-from replaydb import codec
+from replaydb import Turn, codec
 from replaydb.codec import compaction, format2, sharing
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
@@ -43,10 +44,11 @@ def test_round_trip(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format2, "LIGHT_BYTES", 8)
-        patch.setattr(format2, "LIGHT_BYTES_PER_TOKEN", 0)
+        patch.setattr(format2, "LIGHT_BYTES_PER_TOKEN", 4)
         parts = encoded(episodes, context, compression=compression)
     found = codec.decode(parts)
     assert found == codec.decode(parts[::-1]) == (episodes, context)
+    assert codec.decode(parts[:1], fields=()) == codec.decode(parts, fields=())
     assert codec.decode(encoded(*found, compression=compression)) == found
     assert [rebuilt(one) for one in episodes] == episodes
 
@@ -66,3 +68,18 @@ def test_fuzz_altered_forests(
             continue
         assert [rebuilt(one) for one in found.episodes] == found.episodes
         assert codec.decode(encoded(*found, compression=compression)) == found
+
+
+def test_an_extra_continues_values_in_the_same_part() -> None:
+    """Also if only those that it continues are many."""
+    hidden = np.ones((3000, 16), np.float32)
+    first = Turn(prompt_ids=range(40), response_ids=[1] * 3000, token_extras={"hidden": hidden})
+    whole = np.concatenate([first.token_extras["hidden"], hidden[:2]])
+    second = Turn(parent=first, new_ids=[2], response_ids=[3], token_extras={"hidden": whole})
+    core, column = codec.encode([Episode(turns=[first, second])])
+    assert (core.field, column.field) == (None, "hidden")
+    [one] = codec.decode([core.data]).episodes
+    assert one.token_extras == {}
+    [one] = codec.decode([core.data, column.data]).episodes
+    assert [*one.turns] == [first, second]
+    assert second.segment.columns["token/hidden"].inherits

@@ -74,23 +74,31 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
     parts: dict[str | None, Tensors] = {None: core}
     for name in dict.fromkeys(name for one in segments for name in one.columns):
         entries = [] if name == TOKEN_IDS else _entries(name, segments, several)
-        for stored, tensors in _columns(name, entries, len(segments)):
-            _add(parts, name, tensors, stored, sum(len(entry.values) for entry in entries))
+        count = sum(len(entry.values) for entry in entries)
+        _add(parts, name, _columns(name, entries, len(segments)), count)
     for name, rows in _extras(episodes).items():
-        for stored, tensors in _stacked(name, rows, len(episodes)):
-            _add(parts, name, tensors, stored, len(episodes))
+        _add(parts, name, _stacked(name, rows, len(episodes)), len(episodes))
     for name, array in context.extras.items():
-        _add(parts, _GROUP + name, {_GROUP + name: array}, _GROUP + name, 1)
+        section = _GROUP + name
+        _add(parts, section, [(section, {section: array})], 1)
     return parts
 
 
 def _add(
-    parts: dict[str | None, Tensors], name: str, tensors: Tensors, stored: str, count: int
+    parts: dict[str | None, Tensors],
+    name: str,
+    variants: Iterable[tuple[str, Tensors]],
+    count: int,
 ) -> None:
-    """Add `count` values of one kind of a column to the core, or to a part of its own."""
-    size = tensors[stored].nbytes
+    """Add a column of `count` values to the core, or to a part of its own.
+
+    One variant can continue values of another one, so all of them are in the same part.
+    """
+    found = list(variants)
+    size = sum(tensors[stored].nbytes for stored, tensors in found)
     heavy = size > LIGHT_BYTES and size > LIGHT_BYTES_PER_TOKEN * count
-    parts.setdefault(name.partition("/")[2] if heavy else None, {}).update(tensors)
+    for _, tensors in found:
+        parts.setdefault(name.partition("/")[2] if heavy else None, {}).update(tensors)
 
 
 def _structure(segments: Sequence[Segment], several: Sequence[Share]) -> Tensors:
