@@ -153,8 +153,11 @@ def _token_extras(fields: Fields, reward: float | None) -> Fields:
     """Return the arrays with a value for each token, without scores that follow from the reward."""
     extras = {}
     scores, experts = fields.get("rm_scores"), fields.get(_EXPERTS)
-    if scores is not None and not _same(scores, _scores(len(fields["responses"]), reward)):
-        extras["rm_scores"] = scores
+    if scores is not None:
+        usual = _scores(len(fields["responses"]), reward)
+        # 0.0 equals -0.0
+        if not _same(scores, usual) or not torch.equal(scores.signbit(), usual.signbit()):
+            extras["rm_scores"] = scores
     num_tokens = len(fields["prompts"]) + len(fields["responses"])
     if isinstance(experts, torch.Tensor) and experts.shape[:1] == (num_tokens,):
         extras[_EXPERTS] = experts
@@ -198,5 +201,4 @@ def _same(one: Any, other: torch.Tensor | None) -> bool:
         and other is not None
         and one.dtype == other.dtype
         and torch.equal(one, other)
-        and torch.equal(one.signbit(), other.signbit())  # 0.0 equals -0.0
     )
