@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, get_args
 
 from replaydb.buffer.core import BufferCore
+from replaydb.codec.sharing import repetition
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import incremental_groups, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
@@ -330,12 +331,14 @@ class Putting(BufferCore):
             logger.warning(
                 "buffer %r: the prompt of turn %d (from 0) of episode %d of group %r does not begin"
                 " with the tokens of the turns before it, so merging begins a new training row"
-                " there; unless the context was shortened on purpose, give each turn its whole"
-                " context. This is logged once",
+                " there. On average, a token of these episodes is stored %.1f times. Unless the"
+                " context was changed on purpose, give each turn its whole context, and do not"
+                " change the beginning of contexts (see docs/training.md). This is logged once",
                 self.name,
                 turn,
                 episode,
                 group_uid,
+                repetition([one.segments for one in episodes]),
             )
             return
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from replaydb.domain.episodes.segments import Segment, common_tokens
 
 #: Shorter prefixes are not shared. A segment that shares none is read without a copy.
 LEAST_SHARED = 32
 #: Number of branches of an episode that a segment is compared with.
 MOST_BRANCHES = 4
+#: Number of consecutive tokens by which `repetition` recognizes what is stored again, and a factor
+#: for each. Factors that are odd and random make sums unique.
+_FACTORS = np.random.default_rng(0).integers(1, 2**63, 8, np.uint64) * 2 + 1
 
 
 class Share(NamedTuple):
@@ -72,3 +78,23 @@ def _longest(
                 if known == most:
                     break
     return best
+
+
+def repetition(episodes: Sequence[Sequence[Segment]]) -> float:
+    """Return how often a token is stored on average, 1.0 if each one is stored once.
+
+    Tokens are stored again if they do not follow the same tokens from the beginning. Here they are
+    recognized by the tokens right before them.
+    """
+    segments = [segment for episode in episodes for segment in episode]
+    runs = [
+        segment.tokens(max(share.shared - len(_FACTORS) + 1, 0), segment.length).astype(np.uint64)
+        for segment, share in zip(segments, shares(episodes), strict=True)
+    ]
+    found = [
+        (sliding_window_view(run, len(_FACTORS)) * _FACTORS).sum(axis=1)
+        for run in runs
+        if len(run) >= len(_FACTORS)
+    ]
+    distinct = len(np.unique(np.concatenate(found))) if found else 0
+    return sum(map(len, found)) / distinct if distinct else 1.0

@@ -270,6 +270,22 @@ async def test_turns_without_their_context_are_stored_and_logged_once(
     assert (await buffer.get([id_]))[0].episodes[1] == cut
     [message] = [one.message for one in caplog.records if one.levelname == "WARNING"]
     assert "the prompt of turn 2 (from 0) of episode 1 of group 'first' does not begin" in message
+    assert "a token of these episodes is stored 1.0 times" in message
+
+
+async def test_the_log_has_how_often_repeated_contexts_are_stored(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A date in front of all other tokens differs in each turn."""
+    tokens = list(range(1000, 2500))
+    turns = [
+        Turn(
+            prompt_ids=[day, *tokens[: 100 * day]], response_ids=tokens[100 * day : 100 * day + 50]
+        )
+        for day in range(1, 15)
+    ]
+    await buffer.put(EpisodeGroup("t", [Episode(turns=turns)]))
+    assert "a token of these episodes is stored 7.6 times" in caplog.text
 
 
 async def test_an_added_episode_without_its_context_is_logged(
