@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz.mutations import mutants_of
 from replaydb import Turn, codec
-from replaydb.codec import compaction, format2, sharing
+from replaydb.codec import compaction, format2_writer, sharing
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.settings import Compression
@@ -43,8 +43,8 @@ def test_round_trip(
     episodes: list[Episode], context: GroupContext, compression: Compression | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(format2, "LIGHT_BYTES", 8)
-        patch.setattr(format2, "LIGHT_BYTES_PER_TOKEN", 4)
+        patch.setattr(format2_writer, "LIGHT_BYTES", 8)
+        patch.setattr(format2_writer, "LIGHT_BYTES_PER_TOKEN", 4)
         parts = encoded(episodes, context, compression=compression)
     found = codec.decode(parts)
     assert found == codec.decode(parts[::-1]) == (episodes, context)

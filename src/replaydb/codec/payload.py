@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
-from replaydb.codec import compaction, format1, format2, framing
+from replaydb.codec import compaction, format1, format2_reader, format2_writer, framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
@@ -67,7 +67,7 @@ def encode(
                 compaction.write(tensors, version, compression),
                 sum(array.nbytes for array in tensors.values()),
             )
-            for field, tensors in format2.parts_of(episodes, given).items()
+            for field, tensors in format2_writer.parts_of(episodes, given).items()
         ]
     blob = framing.write(format1.tensors_of(episodes, given), version)
     return [Part(None, blob if compression is None else framing.compress(blob), None)]
@@ -109,7 +109,7 @@ def decode(
         else:
             known = [None] * len(blobs) if sizes is None else sizes
             found = [compaction.expanded(*one) for one in zip(blobs, known, strict=True)]
-            contents = Contents(*format2.read(found))
+            contents = Contents(*format2_reader.read(found))
     except (InvalidInputError, RecursionError) as error:
         raise CorruptPayloadError(str(error)) from error
     return contents if fields is None else _selected(contents, fields)

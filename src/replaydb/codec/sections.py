@@ -18,6 +18,9 @@ from replaydb.util import escapes
 
 _T = TypeVar("_T")
 
+#: Prefixes of extras: of episodes, of the tokens of an episode with turns, and of the group.
+EPISODE, JOINT, GROUP = "episode/", "joint/", "group/"
+
 
 class Sections:
     """The tensors and the JSON of a payload. What was taken is removed.
@@ -77,8 +80,8 @@ class Sections:
     def context(self) -> GroupContext:
         """Take the prompt and the extras of the group."""
         extras: dict[str, Array] = {}
-        for section in [name for name in self.tensors if name.startswith("group/")]:
-            name = checks.name(section, section.removeprefix("group/"))
+        for section in [name for name in self.tensors if name.startswith(GROUP)]:
+            name = checks.name(section, section.removeprefix(GROUP))
             extras[name] = self.array(section)
         return GroupContext(
             prompt=checks.optional(to_prompt, "prompt", self.json.pop("prompt", None)),

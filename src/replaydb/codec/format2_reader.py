@@ -1,39 +1,24 @@
-"""Payload format 2: each token of a group once, in columns that can be read alone.
+"""Reader of payload format 2, which `format2_writer` writes.
 
-`docs/payload.md` describes it. A payload has a core part, and a part for each heavy column.
+It accepts only what `Episode` accepts, and makes no array but views of the tensors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
-from replaydb.codec.sections import Sections, is_beyond_float32
-from replaydb.codec.sharing import Share, shares
+from replaydb.codec.sections import EPISODE, JOINT, Sections, is_beyond_float32
 from replaydb.domain import checks
 from replaydb.domain.episodes import CORE_FIELDS, Episode, Turn
-from replaydb.domain.episodes.arrays import (
-    Array,
-    Versions,
-    bits,
-    dtype_name,
-    from_bits,
-    to_float32,
-)
-from replaydb.domain.episodes.building import (
-    TOKEN_REWARDS,
-    check_kinds,
-    extra_values,
-    extras_of,
-    mask_column,
-    version_column,
-)
+from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, to_float32
+from replaydb.domain.episodes.building import TOKEN_REWARDS, check_kinds, extra_values, extras_of
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION
 from replaydb.domain.episodes.segments import (
@@ -45,16 +30,9 @@ from replaydb.domain.episodes.segments import (
     TURN_REWARDS,
     Column,
     Segment,
-    column_of,
 )
 from replaydb.domain.episodes.turns import total_reward, trusted
-from replaydb.util import escapes
 
-#: A column of more bytes than both, for each token and in total, is a part of its own.
-LIGHT_BYTES_PER_TOKEN, LIGHT_BYTES = 8, 64 << 10
-
-#: Prefixes of extras: of episodes, of the tokens of an episode with turns, and of the group.
-_EPISODE, _JOINT, _GROUP = "episode/", "joint/", "group/"
 _VARIANT = r"(?:~[1-9][0-9]{0,8}/)?"
 _COLUMN = re.compile(
     _VARIANT + r"(loss_mask|logprobs|token_versions|turn/token_rewards|token/.+)", re.DOTALL
@@ -62,230 +40,6 @@ _COLUMN = re.compile(
 _STACKED = re.compile(_VARIANT + r"((?:episode|joint)/.+)", re.DOTALL)
 #: Dtypes of the columns that are no extras.
 _CODES = {LOSS_MASK: "U8", LOGPROBS: "F32", TOKEN_VERSIONS: "I32", TURN_REWARDS: "F32"}
-
-Tensors = dict[str, Array]
-
-
-def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | None, Tensors]:
-    """Return the tensors of each part of a payload: None, the core, and heavy extras by name."""
-    segments = [segment for episode in episodes for segment in episode.segments]
-    several = shares([episode.segments for episode in episodes])
-    core = _structure(segments, several) | _of_episodes(episodes, context)
-    parts: dict[str | None, Tensors] = {None: core}
-    for name in dict.fromkeys(name for one in segments for name in one.columns):
-        entries = [] if name == TOKEN_IDS else _entries(name, segments, several)
-        count = sum(len(entry.values) for entry in entries)
-        _add(parts, name, _columns(name, entries, len(segments)), count)
-    for name, rows in _extras(episodes).items():
-        _add(parts, name, _stacked(name, rows, len(episodes)), len(episodes))
-    for name, array in context.extras.items():
-        section = _GROUP + name
-        _add(parts, section, [(section, {section: array})], 1)
-    return parts
-
-
-def _add(
-    parts: dict[str | None, Tensors],
-    name: str,
-    variants: Iterable[tuple[str, Tensors]],
-    count: int,
-) -> None:
-    """Add a column of `count` values to the core, or to a part of its own.
-
-    One variant can continue values of another one, so all of them are in the same part.
-    """
-    found = list(variants)
-    size = sum(tensors[stored].nbytes for stored, tensors in found)
-    heavy = size > LIGHT_BYTES and size > LIGHT_BYTES_PER_TOKEN * count
-    for _, tensors in found:
-        parts.setdefault(name.partition("/")[2] if heavy else None, {}).update(tensors)
-
-
-def _structure(segments: Sequence[Segment], several: Sequence[Share]) -> Tensors:
-    rows = [
-        (
-            share.parent,
-            share.shared,
-            one.prompt_length - share.shared,
-            one.length - one.prompt_length,
-        )
-        for one, share in zip(segments, several, strict=True)
-    ]
-    own = [
-        one.tokens(share.shared, one.length) for one, share in zip(segments, several, strict=True)
-    ]
-    return {
-        "segments": np.array(rows, np.int64).reshape(-1, 4),
-        TOKEN_IDS: np.concatenate(own) if own else np.empty(0, np.int32),
-    }
-
-
-class _Entry(NamedTuple):
-    """Values of a column of one segment.
-
-    Attributes:
-        segment: Index of the segment.
-        begin: Number of tokens that have the values of the parent. None: only the response has
-            values, and the context has the value 0 (of versions: the lowest of the response).
-        values: The values of the other tokens, or of the response.
-        missing: Number of last tokens without a value, 0 or 1.
-    """
-
-    segment: int
-    begin: int | None
-    values: Array
-    missing: int
-
-
-def _entries(name: str, segments: Sequence[Segment], several: Sequence[Share]) -> list[_Entry]:
-    """Return the values of a column, of the segments that have it."""
-    found = [
-        _entry(i, one, name, share, segments)
-        for i, (one, share) in enumerate(zip(segments, several, strict=True))
-        if name in one.columns
-    ]
-    return [entry for entry in found if entry is not None]
-
-
-def _entry(
-    i: int, one: Segment, name: str, share: Share, segments: Sequence[Segment]
-) -> _Entry | None:
-    column = one.columns[name]
-    if not _covers_response(column, one):
-        parent = segments[share.parent] if share.parent >= 0 else None
-        if column.inherits and one.parent is not None and parent is one.parent:
-            return _Entry(i, column.begin, column.pieces[0][1], one.length - column.end)
-        if name == TOKEN_VERSIONS:
-            column = version_column(one.versions(0, one.length), one.prompt_length)
-        else:
-            known = None if name == LOSS_MASK else parent
-            values = one.values(name, 0, column.end)
-            column = column_of(values, one.length, one.prompt_length, name, known)
-    values = column.pieces[0][1]
-    if not _covers_response(column, one):
-        return _Entry(i, column.begin, values, one.length - column.end)
-    if name == LOSS_MASK and mask_column(values, one.length, one.prompt_length) is None:  # type: ignore[arg-type]
-        return None
-    return _Entry(i, None, values, 0)
-
-
-def _covers_response(column: Column, one: Segment) -> bool:
-    """Whether exactly the tokens of the response have values."""
-    [(at, values), *others] = column.pieces
-    whole = at == one.prompt_length and at + len(values) == one.length == column.end
-    return whole and not others and not column.inherits
-
-
-def _columns(
-    name: str, entries: Iterable[_Entry], num_segments: int
-) -> Iterator[tuple[str, Tensors]]:
-    """Yield the tensors of a column, once for each dtype, shape and coverage of its values."""
-    kinds: dict[tuple[Any, ...], list[_Entry]] = {}
-    for entry in entries:
-        kind = (entry.begin is None, dtype_name(entry.values), *entry.values.shape[1:])
-        kinds.setdefault(kind, []).append(entry)
-    for number, mine in enumerate(kinds.values()):
-        stored = _variant(name, number)
-        values = _joined([entry.values for entry in mine])
-        if name == LOSS_MASK:
-            values = np.packbits(bits(values))
-        tensors: Tensors = {stored: values}
-        if len(mine) < num_segments:
-            tensors["rows/" + stored] = _integers([entry.segment for entry in mine])
-        if mine[0].begin is not None:
-            tensors["begins/" + stored] = _integers([entry.begin or 0 for entry in mine])
-            if any(entry.missing for entry in mine):
-                tensors["missing/" + stored] = _integers([entry.missing for entry in mine])
-        yield stored, tensors
-
-
-def _extras(episodes: Sequence[Episode]) -> dict[str, list[tuple[int, Array]]]:
-    """Return the extras of episodes, and arrays of the tokens of their turns, by section."""
-    found: dict[str, list[tuple[int, Array]]] = {}
-    for i, episode in enumerate(episodes):
-        joint = dict(episode.joint_extras)
-        if isinstance(episode.version, np.ndarray):
-            joint["policy_version"] = episode.version
-        for prefix, arrays in ((_EPISODE, episode.extras), (_JOINT, joint)):
-            for name, array in arrays.items():
-                found.setdefault(prefix + name, []).append((i, array))
-    return found
-
-
-def _stacked(
-    name: str, rows: Sequence[tuple[int, Array]], num_episodes: int
-) -> Iterator[tuple[str, Tensors]]:
-    """Yield the tensors of an extra of episodes, once for each dtype and shape."""
-    kinds: dict[tuple[Any, ...], list[tuple[int, Array]]] = {}
-    for row in rows:
-        kinds.setdefault((dtype_name(row[1]), *row[1].shape), []).append(row)
-    for number, mine in enumerate(kinds.values()):
-        stored = _variant(name, number)
-        tensors: Tensors = {stored: _joined([array[None] for _, array in mine])}
-        if len(mine) < num_episodes:
-            tensors["rows/" + stored] = _integers([i for i, _ in mine])
-        yield stored, tensors
-
-
-def _of_episodes(episodes: Sequence[Episode], context: GroupContext) -> Tensors:
-    """Return the values of episodes and of their turns, as far as there are any."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    columns: dict[str, list[Any]] = {
-        "rewards": [one.reward for one in episodes],
-        "advantages": [one.advantage for one in episodes],
-        "versions": [one.version for one in episodes],
-        "turn/rewards": [one.reward for one in turns],
-        "turn/versions": [one.version for one in turns],
-    }
-    tensors: Tensors = {}
-    for name, values in columns.items():
-        if name.endswith("versions"):
-            known = [value if isinstance(value, int) else NO_VERSION for value in values]
-            if known != [NO_VERSION] * len(known):
-                tensors[name] = np.array(known, np.int64)
-        elif any(value is not None for value in values):
-            tensors[name] = np.array(values, np.float64)  # None becomes NaN
-    if turns:
-        tensors["turns"] = _integers([len(one.turns) for one in episodes])
-        parents = [parent for episode in episodes for parent in _parents(episode)]
-        if any(parent >= 0 for parent in parents):
-            tensors["turn/parents"] = _integers(parents)
-    texts: dict[str, list[Any]] = {
-        "finish_reasons": [one.finish_reason for one in episodes],
-        "metadata": [one.metadata for one in episodes],
-        "turn_finish_reasons": [one.finish_reason for one in turns],
-        "turn_metadata": [one.metadata for one in turns],
-    }
-    if context.prompt_ids is not None:
-        tensors["prompt_ids"] = context.prompt_ids
-    facts: dict[str, Any] = {
-        name: values
-        for name, values in texts.items()
-        if any(value is not None and value != {} for value in values)
-    }
-    facts |= {} if context.prompt is None else {"prompt": context.prompt}
-    if facts:
-        text = escapes.to_json(facts, separators=(",", ":"))
-        tensors["json"] = np.frombuffer(text.encode(), np.uint8)
-    return tensors
-
-
-def _parents(episode: Episode) -> list[int]:
-    """Return the index of the parent of each turn, -1 for none."""
-    index = {id(turn): i for i, turn in enumerate(episode.turns)}
-    return [index.get(id(turn.parent), -1) for turn in episode.turns]
-
-
-def _variant(name: str, number: int) -> str:
-    return name if not number else f"~{number}/{name}"
-
-
-def _integers(values: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
-
-
-def _joined(arrays: Sequence[Array]) -> Array:
-    return from_bits(np.concatenate([bits(one) for one in arrays]), dtype_name(arrays[0]))
 
 
 def read(parts: Iterable[framing.Tensors]) -> tuple[list[Episode], GroupContext]:
@@ -347,8 +101,8 @@ def _segments(core: Sections) -> list[Segment]:
 
 def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequence[bool]) -> None:
     """Add the other columns to the segments."""
-    for stored in [name for name in sections.tensors if _COLUMN.fullmatch(name)]:
-        name = _COLUMN.fullmatch(stored)[1]  # type: ignore[index]
+    for match in [*filter(None, map(_COLUMN.fullmatch, sections.tensors))]:
+        stored, name = match[0], match[1]
         rows = _rows(sections, stored, len(segments))
         begins = sections.optional(f"begins/{stored}", "I64", len(rows))
         missing = None
@@ -433,7 +187,7 @@ def _array(sections: Sections, stored: str, section: str, count: int) -> Array:
     array = sections.array(stored)
     if array.shape[:1] != (count,):
         corrupt(f"{stored} is {list(array.shape)}, not [{count}, ...]")
-    rewards = EXTRA + TOKEN_REWARDS, _JOINT + TOKEN_REWARDS
+    rewards = EXTRA + TOKEN_REWARDS, JOINT + TOKEN_REWARDS
     if section in rewards and dtype_name(array) == "float64":
         to_float32(stored, bits(array).reshape(-1))
     return array
@@ -459,14 +213,14 @@ def _episodes(
     metadata = sections.metadata("metadata", count)
     extras: list[dict[str, Array]] = [{} for _ in counts]
     joint: list[dict[str, Array]] = [{} for _ in counts]
-    for stored in [name for name in sections.tensors if _STACKED.fullmatch(name)]:
-        section = _STACKED.fullmatch(stored)[1]  # type: ignore[index]
+    for match in [*filter(None, map(_STACKED.fullmatch, sections.tensors))]:
+        stored, section = match[0], match[1]
         rows = _rows(sections, stored, count)
-        name = section.removeprefix(_JOINT)
+        name = section.removeprefix(JOINT)
         if name != "policy_version":
             name = _extra_name(section)
         array = _array(sections, stored, section, len(rows))
-        target = extras if section.startswith(_EPISODE) else joint
+        target = extras if section.startswith(EPISODE) else joint
         for i, row in enumerate(rows):
             if name in target[row]:
                 corrupt(f"{stored} has a second value of episode {row}")
