@@ -26,6 +26,7 @@ from replaydb.integrations.verl import (
     DurableReplayBufferAsync,
 )
 from replaydb.integrations.verl.trajectories import rows, tag_of, to_fields
+from support.damage import damage
 from support.engines import both_engines
 
 Made = Callable[..., DurableReplayBuffer]
@@ -144,7 +145,7 @@ async def _generate(uid: str, *, experts: bool, several: bool) -> None:
     rng = np.random.default_rng(0)
     for session, steps in enumerate(trajectories(random.Random(4), 3)):
         whole = steps[-1].context + steps[-1].response
-        routed = rng.integers(0, 128, (len(whole) - 1, 2, 4)) if experts else None
+        routed = rng.integers(0, 128, (len(whole) - 1, 2, 8)) if experts else None
         outputs = [
             AgentLoopOutput(
                 prompt_ids=step.context,
@@ -206,6 +207,18 @@ async def test_each_token_of_a_run_of_agents_is_stored_once(
         # scores follow from the reward, and fields of the prompt are those of the group
         assert set(episode.token_extras) == ({"routed_experts"} if experts else set())
         assert "raw_prompt" not in episode.metadata["verl"]["fields"]
+
+
+async def test_a_sampler_does_not_read_experts(sampler: Made, store: Store, url: str) -> None:
+    """The trainer reads them from the queue."""
+    await _generate("u", experts=True, several=False)
+    one = sampler()
+    one.get_sampleable_count(4, "train")
+    [info] = await (await store.buffer("grpo")).find()
+    await damage(url, info.id, field="routed_experts")
+    batch, _ = one.sample(4, "train", 1)
+    assert _uids(batch) == {"u"}
+    assert await _by_status(store) == {"leased": {"u"}}
 
 
 async def test_groups_are_stored_without_sampling(sampler: Made, store: Store) -> None:

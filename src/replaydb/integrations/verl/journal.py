@@ -92,7 +92,9 @@ class Journal:
         found = self._buffer.find(uids=uids)
         if known := [one.id for one in found if one.status is not rdb.GroupStatus.FAILED]:
             where = rdb.col.id.in_(known)
-            self._buffer.lease(len(known), ttl=FOREVER, owner=self._run, where=where, step=step)
+            self._buffer.lease(
+                len(known), ttl=FOREVER, owner=self._run, where=where, step=step, fields=()
+            )
 
     def drop(self, uids: Collection[str], status: str) -> None:
         """Exclude waiting groups from training, by setting their status.
