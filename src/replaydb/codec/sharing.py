@@ -14,9 +14,8 @@ from replaydb.domain.episodes.segments import Segment, common_tokens
 LEAST_SHARED = 32
 #: Number of branches of an episode that a segment is compared with.
 MOST_BRANCHES = 4
-#: Number of consecutive tokens by which `repetition` recognizes what is stored again, and a factor
-#: for each. Factors that are odd and random make sums unique.
-_FACTORS = np.random.default_rng(0).integers(1, 2**63, 8, np.uint64) * 2 + 1
+#: Factors of 8 consecutive tokens in a hash, by which `repetition` recognizes tokens.
+_FACTORS = np.array([pow(0x9E3779B97F4A7C15, i, 2**64) for i in range(1, 9)], np.uint64)
 
 
 class Share(NamedTuple):
