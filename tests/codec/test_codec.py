@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import codec
-from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.errors import NotSupportedError
 from support import payloads
@@ -112,6 +112,21 @@ def test_zstd_missing(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     with pytest.raises(NotSupportedError, match=r"replaydb\[zstd\]"):
         payloads.decode(compressed)
     assert codec.decode(encoded(given, version=version)).episodes == given
+
+
+def test_an_extra_continues_values_in_the_same_part() -> None:
+    """Also if only those that it continues are many."""
+    hidden = np.ones((3000, 16), np.float32)
+    first = Turn(prompt_ids=range(40), response_ids=[1] * 3000, token_extras={"hidden": hidden})
+    whole = np.concatenate([first.token_extras["hidden"], hidden[:2]])
+    second = Turn(parent=first, new_ids=[2], response_ids=[3], token_extras={"hidden": whole})
+    core, column = codec.encode([Episode(turns=[first, second])])
+    assert (core.field, column.field) == (None, "hidden")
+    [one] = codec.decode([core.data]).episodes
+    assert one.token_extras == {}
+    [one] = codec.decode([core.data, column.data]).episodes
+    assert [*one.turns] == [first, second]
+    assert second.segment.columns["token/hidden"].inherits
 
 
 def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:

@@ -213,6 +213,24 @@ def test_no_memory_is_allocated_for_a_claim(shape: list[int]) -> None:
                 payloads.decode(data)
 
 
+def test_frames_that_expand_much() -> None:
+    """2 KB of a sound frame with 64 MiB of zeros, as integers of 8 times that size."""
+    size = 2**26
+    blocks = [((2**17 << 3) | 1 << 1).to_bytes(3, "little") + b"\0"] * (size // 2**17 - 1)
+    last = ((2**17 << 3) | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    bomb = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"".join(blocks) + last
+    data = described(
+        {"token_ids": "I32", "episode/x": "I64"},
+        {"episode/x": ["U8", [1, size]]},
+        **{"episode/x": np.frombuffer(bomb, np.uint8)},
+    )
+    with (
+        at_most(2**20),
+        pytest.raises(CorruptPayloadError, match="of 536874944 bytes, where the database has 9"),
+    ):
+        codec.decode([data], [9999])
+
+
 @pytest.mark.parametrize("is_chain", [True, False])
 @pytest.mark.parametrize("is_of_turns", [True, False])
 def test_long_prefixes_are_not_copied(is_chain: bool, is_of_turns: bool) -> None:

@@ -333,7 +333,7 @@ def _check_episode(
     rewarded = {TOKEN_REWARDS} if any(turn.reward is not None for turn in turns) else set()
     names = [*tokens, *rewarded, *extras, *joint]
     if len(set(names)) != len(names) or (joint and not turns):
-        corrupt(f"extras {names} of one episode have duplicate names")
+        corrupt(f"extras {names} of one episode have duplicate names, or belong to turns")
     total = sum(segment.length for segment in segments)
     arrays = [*joint.values(), *([version] if isinstance(version, np.ndarray) else [])]
     if any(array.shape[:1] != (total,) for array in arrays):
