@@ -12,6 +12,7 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.database.tables import records
 from replaydb.domain.episodes import Episode, EpisodeGroup
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.merging import merge_turns
 from support import samples
 from support.batches import ROW, stored_group
 from support.examples import examples
@@ -47,6 +48,10 @@ def test_scalars_equal_those_of_the_put_group(episodes: list[Episode]) -> None:
     assert [one["position"] for one in row.episodes] == list(range(len(episodes)))
     for one, given_episode in zip(row.episodes, episodes, strict=True):
         facts = {name: value for name, value in one.items() if name != "position"}
+        rows, _ = merge_turns(given_episode) if given_episode.turns else ([], None)
+        lengths = [len(row.episode.token_ids) for row in rows] or [len(given_episode.token_ids)]
+        assert facts.pop("longest_row") == max(lengths)
+        assert facts["num_tokens"] == sum(lengths)
         assert facts == {name: getattr(given_episode, name) for name in facts}
 
 

@@ -170,6 +170,9 @@ async def test_it_is_downgraded_and_upgraded(old_url: str, recorded: Facts) -> N
     else:
         await migrations.downgrade(old_url, before)
         await migrations.upgrade(old_url)
+        if before < "0014":
+            for row in recorded["episodes"]:
+                row.pop("longest_row", None)
     assert difference(recorded, await facts_of(old_url)) == []
 
 

@@ -176,7 +176,7 @@ WRONG: dict[str, list[Any]] = {
     "extras": EXTRAS,
     "expected_episodes": [0, 2**31, *INTEGERS],
     "expired": FLAGS,
-    "fields": [["nothing"], [3], "nothing", *NOTHING],
+    "fields": [[3], *NOTHING],
     "fewer_than": [0, *INTEGERS],
     "finish_reasons": ["s", 3, [3], ["stop"] * 2],
     "first_step": INTEGERS,

@@ -17,7 +17,7 @@ from operations.conftest import populate
 from replaydb import Buffer, Store, analysis
 from replaydb.database import migrations
 from replaydb.database.repository import aging
-from replaydb.database.tables.schema import REVISIONS, group_tag
+from replaydb.database.tables.schema import FORMATS, REVISIONS, group_tag
 from replaydb.operations import verify
 from support.groups import group
 from support.invariants import check_invariants, number_of
@@ -25,6 +25,7 @@ from support.postgres import PostgresServer
 
 #: Results that differ after a downgrade below a revision and a new upgrade.
 LOST = {
+    "0014": {"table episodes"},  # longest_row
     "0010": {"stats", "metrics"},  # the counters of replacements
     "0008": {"table policies"},
     "0003": {"draws", "table draws", "metrics", "run_stats", "times_replaced"},
@@ -158,6 +159,8 @@ def test_a_downgrade_and_an_upgrade_lose_what_is_documented(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if revision < FORMATS[2]:  # to which no payload of format 2 can be taken
+        asyncio.run(migrations.write_format(own_url, 1))
     asyncio.run(populate_more(own_url, monkeypatch))
     original = copied(own_url, request, tmp_path)
     asyncio.run(check(own_url, original, revision))

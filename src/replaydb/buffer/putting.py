@@ -302,7 +302,7 @@ class Putting(BufferCore):
                 self._log_restart(group.group_uid, group.episodes)
             return [to_record(group, compression, priority, version) for group in several]
 
-        is_large = sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS
+        is_large = sum(map(_num_tokens, several)) > ENCODE_INLINE_TOKENS
         records = await asyncio.to_thread(encode) if is_large else encode()
         for i, record in enumerate(records):
             if record.facts["num_bytes"] > checks.MAX_BYTES:
@@ -408,6 +408,12 @@ def _add(
     names = {row.task_name for row in found.values()}
     with tasks_locked(session, scope, names) as buffer:
         return incremental_groups.add(buffer, {uid: row.id for uid, row in found.items()}, several)
+
+
+def _num_tokens(group: EpisodeGroup) -> int:
+    """Return the number of tokens of a group that its turns do not share by name."""
+    segments = [segment for episode in group.episodes for segment in episode.segments]
+    return sum(segment.length - segment.shared for segment in segments)
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:

@@ -79,14 +79,14 @@ def token_columns(episode: Episode, decode: Decode | None) -> dict[str, list[Any
     lists per token.
     """
     ids, mask = episode.token_ids.tolist(), episode.loss_mask.tolist()
-    columns = {"position": list(range(episode.num_tokens)), "id": ids}
+    columns = {"position": list(range(len(ids))), "id": ids}
     if decode is not None:
         columns["text"] = [decode([token]) for token in ids]
     columns["mask"] = [int(trained) for trained in mask]
-    columns["logprob"] = _numbers(episode.logprobs, episode.num_tokens)
+    columns["logprob"] = _numbers(episode.logprobs, len(ids))
     columns["advantage"] = [episode.advantage if trained else None for trained in mask]
-    columns["version"] = _numbers(episode.policy_version, episode.num_tokens)
-    columns["turn"] = _turns(episode)
+    columns["version"] = _numbers(episode.policy_version, len(ids))
+    columns["turn"] = _turns(episode, len(ids))
     for name, values in episode.token_extras.items():
         columns[f"extra.{name}"] = values.tolist()
     return columns
@@ -96,7 +96,7 @@ def _numbers(values: Any, count: int) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else [values] * count
 
 
-def _turns(episode: Episode) -> list[int]:
+def _turns(episode: Episode, length: int) -> list[int]:
     if not episode.turns:
-        return [0] * episode.num_tokens
+        return [0] * length
     return [i for i, turn in enumerate(episode.turns) for _ in range(turn.num_tokens)]

@@ -191,7 +191,9 @@ class EpisodeInfo:
         position: Index in its group, from 0.
         reward: Its reward, or None.
         advantage: The advantage that was put with it, or None.
-        num_tokens: Number of tokens, prompts included.
+        num_tokens: Number of tokens of its training rows, prompts included.
+        longest_row: Number of tokens of the longest of these rows. None if the episode was stored
+            before revision 0014; `num_tokens` is then that of all turns.
         num_loss_tokens: Number of tokens with a loss mask of True.
         num_turns: Number of turns; 1 if it was not built from turns.
         min_policy_version: Lowest policy version that generated a token; None if unknown.
@@ -209,6 +211,7 @@ class EpisodeInfo:
     min_policy_version: int | None
     max_policy_version: int | None
     finish_reason: str | None
+    longest_row: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from replaydb.database.tables.schema import (
     transcript,
 )
 from replaydb.domain import checks
-from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.episodes import Episode, GroupStatus
+from replaydb.domain.episodes.segments import row_lengths
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -344,13 +345,22 @@ def _outdated(session: Session) -> Wrong:
     return found
 
 
+def _facts(one: Episode) -> list[tuple[float | None, int | None, int]]:
+    """Return what may be recorded of an episode: now, and without the column `longest_row`."""
+    rows, turns = row_lengths(one.segments), sum(turn.length for turn in one.segments)
+    return [(one.reward, longest, sum(rows)) for longest in (max(rows), None)] + [
+        (one.reward, None, turns)
+    ]
+
+
 def _contradictions(
     sound: Sequence[tuple[Part, Data]], parts: Sequence[Values], episodes: Sequence[Values]
 ) -> list[Problem]:
     names = [one.name for one in columns(episode)]
     each = (dict(zip(names, row, strict=True)) for row in episodes)
     recorded = {
-        (row["group_id"], row["position"]): (row["reward"], row["num_tokens"]) for row in each
+        (row["group_id"], row["position"]): (row["reward"], row["longest_row"], row["num_tokens"])
+        for row in each
     }
     checksums = {part[:2]: part.checksum for part in (Part(*row) for row in parts)}
     # What was replaced after it was read is not compared.
@@ -379,8 +389,10 @@ def _contradictions(
             continue
         except NotSupportedError:
             continue  # compressed, and zstandard is not installed
-        decoded = [(one.reward, one.num_tokens) for one in contents.episodes]
-        if decoded != [recorded.get((part.group_id, part.part + i)) for i in range(len(decoded))]:
+        if any(
+            recorded.get((part.group_id, part.part + i)) not in _facts(one)
+            for i, one in enumerate(contents.episodes)
+        ):
             what = "rewards, numbers of tokens or positions differ from the rows of its episodes"
             found.append(Problem("payload", where, what))
     return found

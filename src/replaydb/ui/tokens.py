@@ -349,7 +349,7 @@ def texts_of(
         text = text or ""
         part = Part.of(number, len(text), CHARACTERS, "characters")
         return part, [("text", None, text[part.start : part.end])] if text else []
-    part = Part.of(number, one.num_tokens, TEXT_TOKENS)
+    part = Part.of(number, len(one.token_ids), TEXT_TOKENS)
     texts = _span_texts(one, part, decode)
     return part, [(span.name, span.turn if span.sampled else None, text) for span, text in texts]
 
@@ -381,7 +381,7 @@ class Excerpt:
 def excerpt(one: Episode | None, text: str | None, decode: Decode | None) -> Excerpt | None:
     """Return an excerpt of the response, or None without a text. Arguments as of `texts_of`."""
     if one is not None and decode is not None:
-        start, end = one.prompt_length, one.num_tokens
+        start, end = one.prompt_length, len(one.token_ids)
         left_out = max(0, end - start - 2 * MAX_TOKENS)
         ends = [(start, start + MAX_TOKENS), (end - MAX_TOKENS, end)]
         parts = [Part(0, 1, *at, end) for at in (ends if left_out else [(start, end)])]

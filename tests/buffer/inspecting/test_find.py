@@ -207,14 +207,10 @@ async def test_episodes_without_their_tokens(store: Store, buffer: Buffer, other
         ]
     )
     first, second = await buffer.episodes(one)
-    assert (first.reward, first.num_tokens, first.num_loss_tokens, first.num_turns) == (
-        0.75,
-        6,
-        2,
-        2,
-    )
+    assert (first.reward, first.num_tokens, first.longest_row) == (0.75, 6, 3)
+    assert (first.num_loss_tokens, first.num_turns) == (2, 2)
     assert (first.min_policy_version, first.max_policy_version) == (3, 5)
-    assert second == EpisodeInfo(one, 1, None, -0.5, 5, 3, 1, 3, 3, None)
+    assert second == EpisodeInfo(one, 1, None, -0.5, 5, 3, 1, 3, 3, None, 5)
     assert await buffer.episodes(one, position=1) == [second]
     assert await buffer.episodes(one, limit=1) == [first]
     assert len(await buffer.episodes(gone)) == 2

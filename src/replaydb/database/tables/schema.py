@@ -48,7 +48,7 @@ from replaydb.domain.results import DrawOutcome
 
 #: Every revision in `migrations/`, the newest last, with the first release that has it. Opening a
 #: store compares with the last one, and so does not need alembic.
-RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 14)}
+RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 15)}
 REVISIONS = tuple(RELEASES)
 #: Revisions that a client must know to use the tables. All others are additive: see
 #: `docs/migrations.md`.
@@ -291,6 +291,9 @@ episode = Table(
     Column("max_policy_version", BigInteger),
     Column("finish_reason", Text),
     Column("metadata", GeneratedJson, nullable=False),
+    # Tokens of the longest row to which its turns are merged. NULL: unknown, and `num_tokens` may
+    # count what turns repeat.
+    Column("longest_row", BigInteger),
     sqlite_with_rowid=False,
 )
 

@@ -30,7 +30,7 @@ from replaydb.domain.episodes.building import (
     row_of_tokens,
     row_of_turns,
 )
-from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment
+from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment, row_lengths
 from replaydb.domain.episodes.turns import Turn, same_fields, set_fields
 from replaydb.errors import InvalidInputError
 
@@ -201,8 +201,8 @@ class Episode:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens T, prompt included."""
-        return sum(segment.length for segment in self.segments)
+        """Number of tokens of the rows to which `merge_turns` merges it; T without turns."""
+        return sum(row_lengths(self.segments))
 
     @property
     def num_loss_tokens(self) -> int:

@@ -301,7 +301,7 @@ def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
         metadata=tuple(turn.metadata for turn in turns),
         token_rewards=_filled(
             [_token_rewards(episode) for episode in episodes],
-            [episode.num_tokens for episode in episodes],
+            [_length(episode) for episode in episodes],
             np.float32,
             0,
         ),
@@ -380,13 +380,18 @@ def _token_rewards(episode: Episode) -> NDArray[np.float32] | None:
     return _on_responses(episode, [turn.token_rewards for turn in episode.turns], np.float32)
 
 
+def _length(episode: Episode) -> int:
+    """Return the number of tokens of an episode, with all that its turns repeat."""
+    return sum(segment.length for segment in episode.segments)
+
+
 def _on_responses(
     episode: Episode, arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike
 ) -> NDArray[Any] | None:
     """Place arrays of turns at their response tokens, 0 elsewhere. Return None if all are None."""
     if all(array is None for array in arrays):
         return None
-    row = np.zeros(episode.num_tokens, dtype)
+    row = np.zeros(_length(episode), dtype)
     end = 0
     for turn, array in zip(episode.turns, arrays, strict=True):
         end += turn.num_tokens

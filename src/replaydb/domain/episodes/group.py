@@ -279,7 +279,7 @@ class EpisodeGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all episodes, prompts included."""
+        """Number of tokens of the training rows of all episodes, prompts included."""
         return sum(episode.num_tokens for episode in self.episodes)
 
     @property

@@ -6,6 +6,7 @@ arrays of all its tokens are made when they are asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,6 +266,20 @@ def begins_with(segment: Segment, before: Segment) -> bool:
     ):
         return False
     return common_tokens(before, segment.tokens(0, before.length)) == before.length
+
+
+def row_lengths(segments: Sequence[Segment]) -> list[int]:
+    """Return the number of tokens of each row to which turns, given by their segments, are merged.
+
+    A row goes on as long as the context of a turn begins with all tokens of the turn before.
+    """
+    found: list[int] = []
+    for before, segment in zip([None, *segments[:-1]], segments, strict=True):
+        if before is not None and begins_with(segment, before):
+            found[-1] = segment.length
+        else:
+            found.append(segment.length)
+    return found
 
 
 def owner(segment: Segment, length: int) -> Segment:

@@ -183,7 +183,7 @@ async def load_episode(
             texts=texts,
             metadata=one.metadata,
         )
-    part = Part.of(number, one.num_tokens, TOKENS)
+    part = Part.of(number, len(one.token_ids), TOKENS)
     max_advantage = max(
         highest_advantage(it, loaded.advantages[i]) for i, it in loaded.episodes.items()
     )
