@@ -559,7 +559,7 @@ def test_responses_become_turns_of_an_agent() -> None:
     (called,) = from_openai(vllm_tool_call())
     (answered,) = from_sglang(sglang_answer(), prompt_ids=[*PROMPT, *RIGHT, 8])
     episode = rdb.Episode(turns=[called.turn(), answered.turn(reward=1.0, policy_version=11)])
-    assert (episode.reward, episode.num_tokens) == (1.0, 5 + 8)
+    assert (episode.reward, episode.num_tokens) == (1.0, 8)  # the second continues the first
     assert [turn.finish_reason for turn in episode.turns] == ["tool_calls", "stop"]
     assert episode.turns[1].policy_version == 11
 
