@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import codec
+from replaydb.codec import format2_writer
 from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.settings import Compression
 from replaydb.errors import NotSupportedError
 from support import payloads
 from support.examples import examples
-from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
+from support.samples import DTYPES, array_of, contexts, episode, sample_branches, sample_episodes
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -135,10 +137,49 @@ def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
 
 
 def write_samples() -> None:
-    """Write tests/data, as it was once written with codec version 1. Needs the path `src:tests`."""
-    given = sample_episodes()
-    (DATA / "payload_v1.safetensors").write_bytes(payloads.encode(given))
-    (DATA / "payload_v1.safetensors.zst").write_bytes(payloads.encode(given, compression="zstd"))
+    """Write tests/data/payload_v2*, as it was once written. Never after a release with format 2.
+
+    PYTHONPATH=tests python -c "from codec.test_codec import write_samples; write_samples()"
+
+    The files of version 1 were written in the same way.
+    """
+    for path in DATA.glob("payload_v2*"):
+        path.unlink()
+    for compression in (None, "zstd"):
+        for name, data in sample_files(compression).items():
+            (DATA / name).write_bytes(data)
+
+
+def sample_files(compression: Compression | None) -> dict[str, bytes]:
+    """Return the files of the sample of version 2, which has extras in parts of their own."""
+    stem = "payload_v2" if compression is None else "payload_v2_zstd"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format2_writer, "LIGHT_BYTES", 256)
+        parts = codec.encode(*sample_of_version_2(), compression=compression)
+    return {f"{stem}.{one.field or 'core'}.safetensors": bytes(one.data) for one in parts}
+
+
+def sample_of_version_2() -> codec.Contents:
+    prompt = [{"role": "user", "content": "1 + 1"}]
+    context = GroupContext.of(prompt, [1, 2], {"image": np.arange(300.0)})
+    return codec.Contents([*sample_episodes(), *sample_branches()], context)
+
+
+@pytest.mark.parametrize("stem", ["payload_v2", "payload_v2_zstd"])
+def test_version_2_still_decodes(stem: str) -> None:
+    parts = {path.name: path.read_bytes() for path in DATA.glob(f"{stem}.*")}
+    core = parts.pop(f"{stem}.core.safetensors")
+    assert len(parts) == 3
+    assert codec.decode([core, *parts.values()]) == sample_of_version_2()
+    without = codec.decode([core])
+    assert [one.token_ids.tolist() for one in without.episodes] == [
+        one.token_ids.tolist() for one in sample_of_version_2().episodes
+    ]
+
+
+def test_version_2_is_still_written_equally() -> None:
+    stored = {path.name: path.read_bytes() for path in DATA.glob("payload_v2.*")}
+    assert sample_files(None) == stored
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fuzz.targets import CORPUS
-from replaydb import Episode, EpisodeGroup, Turn, blocking
+from replaydb import Episode, EpisodeGroup, blocking
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.exchange import export_groups
 from replaydb.exchange.formats import Format
 from support.groups import GENERATED, conversation, episode
 from support.payloads import encode
-from support.samples import DTYPES, array_of, sample_episodes
+from support.samples import DTYPES, array_of, sample_branches, sample_episodes
 
 FILTERS = {
     "comparisons": "0.25 < reward_mean <= 1e3 and id != 3 or priority == 1",
@@ -72,35 +71,9 @@ def payloads() -> dict[str, bytes]:
     found["compressed"] = bytes(encode(*everything, compression="zstd"))
     for name in ("dtypes", "own-extras", "turns", "everything"):
         found[f"{name}-2"] = bytes(encode(*several[name], version=2))
-    found["segments-2"] = bytes(encode(branches(), version=2))
-    found["compressed-2"] = bytes(encode(branches(), version=2, compression="zstd"))
+    found["segments-2"] = bytes(encode(sample_branches(), version=2))
+    found["compressed-2"] = bytes(encode(sample_branches(), version=2, compression="zstd"))
     return found
-
-
-def branches() -> list[Episode]:
-    """Return episodes that share tokens and values of extras, with columns of every form."""
-    first = Turn(
-        prompt_ids=range(40),
-        response_ids=range(3),
-        loss_mask=[1, 0, 1],
-        logprobs=[-1.0, -2.0, -3.0],
-        policy_version=[1, 2, 3],
-        token_rewards=[1.0, 0.0, 2.0],
-        token_extras={"x": range(42)},
-    )
-    second = Turn(
-        parent=first, new_ids=[6], response_ids=[7, 8], token_extras={"x": [*range(42), 5, 5, 5]}
-    )
-    third = Turn(parent=first, new_ids=[9], response_ids=[], token_extras={"x": range(44)})
-    of_all = {"y": np.zeros((133, 1), np.int8), "z": np.zeros((133, 2), np.int8)}
-    row: dict[str, Any] = {"prompt_ids": range(300), "response_ids": [1, 2]}
-    return [
-        Episode(turns=[first, second, third], token_extras=of_all),
-        Episode(turns=[Turn(prompt_ids=range(40), response_ids=[1])], policy_version=[7] * 41),
-        Episode(**row, loss_mask=[True] * 302, logprobs=[-0.5] * 302, policy_version=range(302)),
-        Episode(**row, loss_mask=[0, 1], token_extras={"token_rewards": [0.0, 1.0]}),
-        Episode(**row, token_extras={"x": np.arange(302 * 2).reshape(302, 2)}),
-    ]
 
 
 def exports(kind: Format) -> dict[str, bytes]:

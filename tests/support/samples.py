@@ -234,3 +234,36 @@ def sample_episodes() -> list[Episode]:
         extras={"shared": np.arange(4, dtype=np.int16), "empty": np.empty((0, 2), bool)},
     )
     return [first, second, third]
+
+
+def sample_branches() -> list[Episode]:
+    """Return episodes that share tokens and values of extras. Must not be changed.
+
+    They have columns of every form of format 2.
+    """
+    first = Turn(
+        prompt_ids=range(40),
+        response_ids=range(3),
+        loss_mask=[1, 0, 1],
+        logprobs=[-1.0, -2.0, -3.0],
+        policy_version=[1, 2, 3],
+        token_rewards=[1.0, 0.0, 2.0],
+        token_extras={"x": range(42)},
+    )
+    second = Turn(
+        parent=first,
+        new_ids=[6],
+        response_ids=[7, 8],
+        policy_version=7,
+        token_extras={"x": [*range(42), 5, 5, 5]},
+    )
+    third = Turn(parent=first, new_ids=[9], response_ids=[], token_extras={"x": range(44)})
+    of_all = {"y": np.zeros((133, 1), np.int8), "z": np.zeros((133, 2), np.int8)}
+    row: dict[str, Any] = {"prompt_ids": range(300), "response_ids": [1, 2]}
+    return [
+        Episode(turns=[first, second, third], token_extras=of_all),
+        Episode(turns=[Turn(prompt_ids=range(40), response_ids=[1])], policy_version=[7] * 41),
+        Episode(**row, loss_mask=[True] * 302, logprobs=[-0.5] * 302, policy_version=range(302)),
+        Episode(**row, loss_mask=[0, 1], token_extras={"token_rewards": [0.0, 1.0]}),
+        Episode(**row, token_extras={"x": np.arange(302 * 2).reshape(302, 2)}),
+    ]
