@@ -156,7 +156,7 @@ def test_types_that_lie(types: Any, reason: str) -> None:
         (["I32", [True, 1000]], frame(TOKENS), r"shape \[True, 1000\]"),
         (["I32", [1] * 65], frame(TOKENS), r"shape \[1, 1"),
         (["I32", "1000"], frame(TOKENS), "shape 1000"),
-        (["I32", None], frame(TOKENS), "has no len"),
+        (["I32", None], frame(TOKENS), "shape None"),
         (["I32"], frame(TOKENS), "not enough values to unpack"),
         (["I32", [1000], 1], frame(TOKENS), "too many values to unpack"),
         ("I32", frame(TOKENS), "too many values to unpack"),
@@ -172,12 +172,20 @@ def test_types_that_lie(types: Any, reason: str) -> None:
         (["I32", [1000]], np.zeros(9, np.int8), "token_ids is no zstd frame"),
         (["I32", [1000]], frame(TOKENS)[None], "token_ids is no zstd frame"),
         (["I32", [1000]], None, "token_ids is no zstd frame"),
-        (["I32", [0, 2**70]], frame(b""), "damaged zstd frame"),
+        (["I32", [0, 2**70]], frame(b""), r"shape \[0, 118"),
+        (["I32", [10**4000] * 60], frame(TOKENS), r"shape \[10000"),
+        (["I32", {}], frame(b"1234"), "shape {}"),
+        (["I32", ""], frame(b"1234"), "shape '"),
+        ({"I32": 1, "": 2}, frame(b"1234"), "shape '"),
+        (["I32", [0]], frame(b"", b"more"), r"shape \[0\]"),
     ],
 )
 def test_frames_that_lie(described_as: Any, content: Any, reason: str) -> None:
     with pytest.raises(CorruptPayloadError, match=reason):
         payloads.decode(described({}, {"token_ids": described_as}, token_ids=content))
+    wider = described({"token_ids": "I64"}, {"token_ids": described_as}, token_ids=content)
+    with pytest.raises(CorruptPayloadError):
+        payloads.decode(wider)
 
 
 def test_a_frame_that_does_not_declare_its_size() -> None:

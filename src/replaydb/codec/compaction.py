@@ -132,7 +132,9 @@ def _size(name: str, blob: framing.Blob, frame: Any) -> int:
         corrupt(f"{name} is no zstd frame")
     try:
         kind, shape = frame
-        if len(shape) > framing.MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        is_shape = type(frame) is type(shape) is list and len(shape) <= framing.MAX_DIMENSIONS
+        # Empty columns are not compressed, and a product of larger numbers may be unprintable.
+        if not is_shape or any(type(n) is not int or not 0 < n < 2**63 for n in shape):
             raise ValueError(f"shape {shape}")
         return int(math.prod(shape)) * framing.BITS[kind].itemsize
     except (TypeError, KeyError, ValueError) as error:
