@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import limits
 from replaydb.batch.columns import Columns, TokenField
 from replaydb.domain.episodes.arrays import TORCH_CODES, bits
 from replaydb.domain.episodes.segments import LOSS_MASK, Piece, Segment
@@ -124,11 +125,12 @@ def _empty(
     import torch
 
     kind: torch.dtype = getattr(torch, dtype)
+    stored = _TORCH_ONLY.get(dtype, dtype)
+    num_bytes = math.prod(shape) * np.dtype(stored).itemsize
+    limits.check_array(num_bytes)
     if pinned:
         tensor = torch.empty(shape, dtype=kind, pin_memory=True)
         return tensor, bits(tensor if dtype in _TORCH_ONLY else tensor.numpy())
-    stored = _TORCH_ONLY.get(dtype, dtype)
-    num_bytes = math.prod(shape) * np.dtype(stored).itemsize
     memory: NDArray[Any] = np.ndarray(shape, stored, take(num_bytes))
     return torch.from_numpy(memory).view(kind), memory
 

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import limits
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain.episodes.arrays import Array, bits, dtype_name
 
 #: Smaller columns are stored as they are. Others are compressed if that saves an eighth of them.
 LEAST_BYTES = 512
-#: Maximum size of the columns of a part after expansion.
-MAX_EXPANDED_BYTES = 16 << 30
 
 #: Integer types by size, and the smallest and largest integers of each.
 _INTEGERS = [
@@ -80,8 +79,9 @@ def expanded(blob: framing.Blob, num_bytes: int | None = None) -> framing.Tensor
     total = sum(sizes.values())
     if num_bytes not in (None, total):
         corrupt(f"columns of {total} bytes, where the database has {num_bytes}")
-    if total > MAX_EXPANDED_BYTES:
-        corrupt(f"columns that claim to hold {total} bytes")
+    if total > limits.MAX_PART_BYTES:
+        most = f"replaydb.limits.MAX_PART_BYTES is {limits.MAX_PART_BYTES}"
+        corrupt(f"columns that claim to hold {total} bytes, and {most}")
     for name, frame in frames.items():
         found[name] = _decompressed(name, found[name][1], frame)
     for name, code in types.items():

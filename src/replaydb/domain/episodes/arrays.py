@@ -6,6 +6,7 @@ torch is only looked up in `sys.modules`: if it is not imported, no argument is 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Number
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from replaydb import limits
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
 
@@ -289,6 +291,16 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+def filled(shape: tuple[int, ...], fill: float, dtype: DTypeLike) -> NDArray[Any]:
+    """Return a new array of one value.
+
+    Raises:
+        InvalidInputError: It is larger than `replaydb.limits.MAX_ARRAY_BYTES`.
+    """
+    limits.check_array(math.prod(shape) * np.dtype(dtype).itemsize)
+    return np.full(shape, fill, dtype)
 
 
 def bits(array: Array) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from replaydb.domain.episodes.arrays import (
     Versions,
     bits,
     dtype_name,
+    filled,
     fixed,
     from_bits,
     same,
@@ -231,40 +232,50 @@ def check_kinds(name: str, arrays: Sequence[Array]) -> None:
 
 def joint_tokens(turns: Sequence[Turn]) -> NDArray[np.int32]:
     """Return token ids, int32 [T], turn after turn."""
-    return fixed(np.concatenate([turn.segment.tokens(0, turn.num_tokens) for turn in turns]))
+    return fixed(_joint(turns, TOKEN_IDS, (), np.dtype(np.int32)))
+
+
+def _joint(
+    turns: Sequence[Turn], name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Return the bits of a column [T, *shape], turn after turn, 0 where it has no values."""
+    raw = filled((sum(turn.num_tokens for turn in turns), *shape), 0, dtype)
+    begin = 0
+    for turn in turns:
+        for at, values in turn.segment.pieces(name, 0, turn.num_tokens):
+            raw[begin + at : begin + at + len(values)] = bits(values)
+        begin += turn.num_tokens
+    return raw
 
 
 def joint_mask(turns: Sequence[Turn]) -> NDArray[np.bool_]:
     """Return the loss mask, bool [T], False on prompts."""
-    return fixed(np.concatenate([turn.segment.mask(0, turn.num_tokens) for turn in turns]))
+    mask = filled((sum(turn.num_tokens for turn in turns),), False, np.bool_)
+    end = 0
+    for turn in turns:
+        end += turn.num_tokens
+        mask[end - len(turn.loss_mask) : end] = turn.loss_mask
+    return fixed(mask)
 
 
 def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
     """Return logprobs, float32 [T]: 0.0 on prompts, NaN where unknown; None if no turn has any."""
     if all(LOGPROBS not in turn.segment.columns for turn in turns):
         return None
-    return fixed(np.concatenate([part for turn in turns for part in _logprobs(turn.segment)]))
-
-
-def _logprobs(segment: Segment) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the logprobs of the prompt, and those of the response."""
-    size = segment.length - segment.prompt_length
-    column = segment.columns.get(LOGPROBS)
-    absent = np.full(size, np.nan, np.float32) if column is None else column.pieces[0][1]
-    return np.zeros(segment.prompt_length, np.float32), cast("NDArray[np.float32]", absent)
+    joint = _joint(turns, LOGPROBS, (), np.dtype(np.float32))
+    end = 0
+    for turn in turns:
+        end += turn.num_tokens
+        if LOGPROBS not in turn.segment.columns:
+            joint[end - turn.num_tokens + turn.segment.prompt_length : end] = np.nan
+    return fixed(joint)
 
 
 def joint_extras(turns: Sequence[Turn]) -> dict[str, Array]:
     """Return token extras [T, ...] by name, with zeros for turns without them."""
-    total = sum(turn.num_tokens for turn in turns)
     found: dict[str, Array] = {}
     for name, [like, *_] in extras_of(turns).items():
-        raw = np.zeros((total, *like.shape[1:]), bits(like).dtype)
-        begin = 0
-        for turn in turns:
-            for at, values in turn.segment.pieces(EXTRA + name, 0, turn.num_tokens):
-                raw[begin + at : begin + at + len(values)] = bits(values)
-            begin += turn.num_tokens
+        raw = _joint(turns, EXTRA + name, like.shape[1:], bits(like).dtype)
         found[name] = from_bits(fixed(raw), dtype_name(like))
     return found
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.domain.episodes.arrays import Array, bits, dtype_name, fixed, from_bits
+from replaydb.domain.episodes.arrays import Array, bits, dtype_name, filled, fixed, from_bits
 
 #: Columns of a segment that are no extras. The names are those of the payload.
 TOKEN_IDS = "token_ids"  # noqa: S105 - not a password
@@ -127,7 +127,7 @@ class Segment:
         if len(found) == 1 and len(found[0][1]) == end - begin:
             return found[0][1]
         like = self.columns[name].pieces[0][1]
-        raw = np.full((max(end - begin, 0), *like.shape[1:]), fill, bits(like).dtype)
+        raw = filled((max(end - begin, 0), *like.shape[1:]), fill, bits(like).dtype)
         for at, values in found:
             raw[at - begin : at - begin + len(values)] = bits(values)
         return fixed(from_bits(raw, dtype_name(like)))
