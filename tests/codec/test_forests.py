@@ -29,6 +29,7 @@ def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharing, "LEAST_SHARED", 1)
         patch.setattr(compaction, "LEAST_BYTES", 1)
+        patch.setattr(format2_writer, "JOINED_BYTES", 16)
         patch.setattr(format2_writer, "LIGHT_BYTES", 8)
         patch.setattr(format2_writer, "LIGHT_BYTES_PER_TOKEN", 4)
         yield

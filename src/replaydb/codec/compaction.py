@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from replaydb import limits
 from replaydb.codec import framing
-from replaydb.codec.framing import corrupt
-from replaydb.domain.episodes.arrays import Array, bits, dtype_name
+from replaydb.codec.framing import Joined, Tensor, corrupt
+from replaydb.domain.episodes.arrays import bits, dtype_name
 
 #: Smaller columns are stored as they are. Others are compressed if that saves an eighth of them.
 LEAST_BYTES = 512
@@ -30,24 +31,27 @@ _INTEGERS = [
 _INTEGER_CODES = {f"{sign}{size}" for sign in "IU" for size in (8, 16, 32, 64)}
 
 
-def write(tensors: dict[str, Array], version: int, compression: str | None) -> memoryview:
+def write(tensors: Mapping[str, Tensor], version: int, compression: str | None) -> memoryview:
     """Return a blob with the columns as they are stored.
 
     Raises:
         NotSupportedError: `compression` is "zstd" and zstandard is not installed.
     """
-    stored: dict[str, Array] = {}
+    stored: dict[str, Tensor] = {}
     types: dict[str, str] = {}
     frames: dict[str, Any] = {}
     compressor = None if compression is None else framing.zstandard_library().ZstdCompressor()
-    for name, array in sorted(tensors.items()):
-        small = _smallest(array)
-        if small is not array:
-            types[name] = framing.CODES[dtype_name(array)]
+    for name, tensor in sorted(tensors.items()):
+        small = _smallest(tensor)
+        if small is not tensor:
+            types[name] = _code(tensor)
         if compressor is not None and small.nbytes >= LEAST_BYTES:
-            frame = compressor.compress(np.ascontiguousarray(bits(small)).data)
+            whole = [np.ascontiguousarray(bits(array)) for array in framing.arrays_of(small)]
+            frame = compressor.compress(
+                (whole[0] if len(whole) == 1 else np.concatenate(whole)).data
+            )
             if len(frame) <= small.nbytes * 7 // 8:
-                frames[name] = [framing.CODES[dtype_name(small)], list(small.shape)]
+                frames[name] = [_code(small), list(small.shape)]
                 small = np.frombuffer(frame, np.uint8)
         stored[name] = small
     notes = {key: value for key, value in (("types", types), ("zstd", frames)) if value}
@@ -112,17 +116,22 @@ def _width(code: str) -> int:
     return framing.BITS[code].itemsize
 
 
-def _smallest(array: Array) -> Array:
+def _code(tensor: Tensor) -> str:
+    return framing.CODES[dtype_name(framing.arrays_of(tensor)[0])]
+
+
+def _smallest(tensor: Tensor) -> Tensor:
     """Return integers in the smallest type that holds them."""
-    if not isinstance(array, np.ndarray) or array.nbytes < LEAST_BYTES:
-        return array
-    if array.dtype.kind not in "iu" or array.dtype.itemsize == 1:
-        return array
-    low, high = int(array.min()), int(array.max())
+    arrays = framing.arrays_of(tensor)
+    if tensor.nbytes < LEAST_BYTES or tensor.itemsize == 1 or _code(tensor) not in _INTEGER_CODES:
+        return tensor
+    filled = [values for values in map(bits, arrays) if values.size]
+    low, high = min(int(one.min()) for one in filled), max(int(one.max()) for one in filled)
     for dtype, least, most in _INTEGERS:
-        if least <= low and high <= most and dtype.itemsize < array.dtype.itemsize:
-            return array.astype(dtype)
-    return array
+        if least <= low and high <= most and dtype.itemsize < tensor.itemsize:
+            narrow = [bits(array).astype(dtype) for array in arrays]
+            return Joined(narrow) if isinstance(tensor, Joined) else narrow[0]
+    return tensor
 
 
 def _size(name: str, blob: framing.Blob, frame: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb.codec.framing import Joined, Tensor
 from replaydb.codec.sections import EPISODE, GROUP, JOINT
 from replaydb.codec.sharing import Share, shares
 from replaydb.domain.episodes import Episode
@@ -30,8 +31,10 @@ from replaydb.util import escapes
 
 #: An extra of more bytes than both, for each value and in total, is in a part of its own.
 LIGHT_BYTES_PER_TOKEN, LIGHT_BYTES = 8, 64 << 10
+#: Up to this size it is faster to join arrays before they are written, and not while they are.
+JOINED_BYTES = 1 << 20
 
-Tensors = dict[str, Array]
+Tensors = dict[str, Tensor]
 
 
 def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | None, Tensors]:
@@ -84,7 +87,7 @@ def _structure(segments: Sequence[Segment], several: Sequence[Share]) -> Tensors
     ]
     return {
         "segments": np.array(rows, np.int64).reshape(-1, 4),
-        TOKEN_IDS: np.concatenate(own) if own else np.empty(0, np.int32),
+        TOKEN_IDS: _joined(own) if own else np.empty(0, np.int32),
     }
 
 
@@ -154,10 +157,10 @@ def _columns(
         kinds.setdefault(kind, []).append(entry)
     for number, mine in enumerate(kinds.values()):
         stored = _variant(name, number)
-        values = _joined([entry.values for entry in mine])
+        several = [entry.values for entry in mine]
         if name == LOSS_MASK:
-            values = np.packbits(bits(values))
-        tensors: Tensors = {stored: values}
+            several = [np.packbits(np.concatenate(several))]
+        tensors: Tensors = {stored: _joined(several)}
         if len(mine) < num_segments:
             tensors["rows/" + stored] = _integers([entry.segment for entry in mine])
         if mine[0].begin is not None:
@@ -252,5 +255,7 @@ def _integers(values: Sequence[int]) -> NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
+def _joined(arrays: Sequence[Array]) -> Tensor:
+    if sum(array.nbytes for array in arrays) > JOINED_BYTES:
+        return Joined(arrays)
     return from_bits(np.concatenate([bits(one) for one in arrays]), dtype_name(arrays[0]))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,40 @@ def corrupt(reason: str, cause: Exception | None = None) -> NoReturn:
     raise CorruptPayloadError(reason) from cause
 
 
-def write(tensors: dict[str, Array], version: int, columns: str | None = None) -> memoryview:
+class Joined(NamedTuple):
+    """A large tensor whose rows are in several arrays, which are joined when it is written.
+
+    Attributes:
+        arrays: Arrays [n, ...] of one dtype.
+    """
+
+    arrays: Sequence[Array]
+
+    @property
+    def itemsize(self) -> int:
+        """Size of a value."""
+        return self.arrays[0].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all values."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return (sum(len(array) for array in self.arrays), *self.arrays[0].shape[1:])
+
+
+Tensor: TypeAlias = "Array | Joined"
+
+
+def arrays_of(tensor: Tensor) -> Sequence[Array]:
+    """Return the arrays of a tensor."""
+    return tensor.arrays if isinstance(tensor, Joined) else (tensor,)
+
+
+def write(tensors: Mapping[str, Tensor], version: int, columns: str | None = None) -> memoryview:
     """Return a safetensors blob in reusable memory. The same tensors give the same bytes.
 
     `columns`: how columns are stored, see `compaction`.
@@ -50,14 +84,16 @@ def write(tensors: dict[str, Array], version: int, columns: str | None = None) -
     offsets: list[tuple[int, NDArray[Any]]] = []
     end = 0
     # Wider dtypes come first, so all tensors are aligned.
-    for name, array in sorted(tensors.items(), key=lambda one: (-one[1].itemsize, one[0])):
-        begin, end = end, end + array.nbytes
+    for name, tensor in sorted(tensors.items(), key=lambda one: (-one[1].itemsize, one[0])):
+        arrays, begin = arrays_of(tensor), end
+        for array in arrays:
+            offsets.append((end, bits(array)))
+            end += array.nbytes
         header[name] = {
-            "dtype": CODES[dtype_name(array)],
-            "shape": array.shape,
+            "dtype": CODES[dtype_name(arrays[0])],
+            "shape": tensor.shape,
             "data_offsets": (begin, end),
         }
-        offsets.append((begin, bits(array)))
     text = _JSON_WRITER.encode(header).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
