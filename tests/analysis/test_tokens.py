@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import duckdb
@@ -226,6 +227,68 @@ async def test_rows_of_tokens(buffer: Buffer, url: str) -> None:
         assert found.fetchall() == [("math", 81)]
 
 
+async def test_turns_with_parents(buffer: Buffer, url: str) -> None:
+    """Rows have the tokens that a turn does not have from its parent."""
+    first = Turn(prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], policy_version=[4])
+    second = Turn(parent=first, new_ids=[4], response_ids=[5, 6], policy_version=7,
+                  token_extras={"ref": [0, 1, 2, 3, 4]})  # fmt: skip
+    third = Turn(parent=first, prompt_ids=[1, 9], response_ids=[8], loss_mask=[False],
+                 token_rewards=[2.0], policy_version=7)  # fmt: skip
+    ids = np.arange(12, dtype=np.int16)
+    one = Episode(turns=[first, second, third], token_extras={"joint": ids})
+    await buffer.put(EpisodeGroup("math", [one]))
+    [row] = analysis.tokens(url).to_table().to_pylist()
+    assert (row["num_tokens"], row["num_loss_tokens"], row["prompt_length"]) == (8, 3, 2)
+    assert row["token_ids"] == [1, 2, 3, 4, 5, 6, 9, 8]
+    assert [(turn["parent"], turn["shared"], turn["num_tokens"]) for turn in row["turns"]] == [
+        (None, 0, 3), (0, 3, 6), (0, 1, 3)
+    ]  # fmt: skip
+    assert [turn["short_extras"] for turn in row["turns"]] == [[], ["ref"], []]
+    table = analysis.tokens(url, per="token", extras={"ref": "int64", "joint": "int8"}).to_table()
+    names = ("token_id", "is_prompt", "loss_mask", "logprob", "token_version", "token_reward",
+             "ref", "joint")  # fmt: skip
+    found = [tuple(row[name] for name in names) for row in table.to_pylist()]
+    assert str(found) == str([
+        (1, True, False, 0.0, 4, 0.0, 0, 0),
+        (2, True, False, 0.0, 4, 0.0, 0, 1),
+        (3, False, True, -0.5, 4, 0.0, 0, 2),
+        (4, True, False, 0.0, 7, 0.0, 3, 6),
+        (5, False, True, math.nan, 7, 0.0, 4, 7),
+        (6, False, True, math.nan, 7, 0.0, 0, 8),
+        (9, True, False, 0.0, 7, 0.0, 0, 10),
+        (8, False, False, math.nan, 7, 2.0, 0, 11),
+    ])  # fmt: skip
+
+
+async def test_extras_without_a_last_value(buffer: Buffer, url: str) -> None:
+    given = [
+        Episode(prompt_ids=[1, 2], response_ids=[3], token_extras={"ref": np.array([7, 8])}),
+        Episode(prompt_ids=[1, 2], response_ids=[4]),
+        Episode(prompt_ids=[1, 2], response_ids=[5], token_extras={"ref": np.array([7, 8, 9])}),
+    ]
+    await buffer.put(EpisodeGroup("math", given))
+    table = analysis.tokens(url, per="token", extras={"ref": "int64"}).to_table()
+    assert table["ref"].to_pylist() == [7, 8, None, None, None, None, 7, 8, 9]
+    assert [
+        one[0]["shape"] if one else None
+        for one in analysis.tokens(url).to_table()["token_extras"].to_pylist()
+    ] == [[2], None, [3]]
+
+
+async def test_rows_of_tokens_read_only_their_extras(buffer: Buffer, url: str) -> None:
+    """Not the large ones, which have parts of their own."""
+    experts = np.ones((5, 40_000), np.uint8)
+    await buffer.put(EpisodeGroup("math", [episode(token_extras={"experts": experts})]))
+    async with transaction(url) as connection:
+        await connection.execute(
+            update(payload).where(payload.c.field == "experts").values(checksum=0)
+        )
+        await connection.commit()
+    assert analysis.tokens(url, per="token").to_table().num_rows == 5
+    with pytest.raises(CorruptPayloadError, match="checksum"):
+        analysis.tokens(url).to_table()
+
+
 @postgresql_nightly
 async def test_extras_as_columns(buffer: Buffer, url: str) -> None:
     given = [
@@ -321,7 +384,7 @@ def test_compressed_payloads_are_cut_by_their_decoded_bytes() -> None:
     """The size of a row is that of its values, whatever the stored size."""
     many = EpisodeGroup("t", [episode(extras={"zeros": np.zeros(1 << 20)})] * 9)
     found = list(in_batches([decoded_group(many), decoded_group(many)]))
-    assert [sum(one.num_episodes for one in several) for several in found] == [7, 2, 7, 2]
+    assert [sum(len(one.rows) for one in several) for several in found] == [7, 2, 7, 2]
 
 
 @pytest.mark.parametrize(

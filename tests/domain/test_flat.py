@@ -24,7 +24,7 @@ def test_columns_are_concatenated() -> None:
         token_ids=[4, 5], loss_mask=[0, 0], advantage=2.0, policy_version=[8, 9], metadata={"a": 1}
     )
     flat = flatten([first, second])
-    assert (flat.num_episodes, flat.num_tokens) == (2, 5)
+    assert (flat.num_episodes, len(flat.token_ids)) == (2, 5)
     assert flat.offsets.tolist() == [0, 3, 5]
     assert flat.lengths.tolist() == [3, 2]
     assert flat.prompt_lengths.tolist() == [1, 2]
@@ -168,7 +168,7 @@ def test_round_trip_and_texts() -> None:
 
 def test_no_episodes() -> None:
     flat = flatten([])
-    assert (flat.num_episodes, flat.num_tokens, flat.episodes()) == (0, 0, [])
+    assert (flat.num_episodes, len(flat.token_ids), flat.episodes()) == (0, 0, [])
     assert flat.offsets.tolist() == [0]
     assert flat.token_ids.dtype == np.int32
 

@@ -195,7 +195,7 @@ def test_an_import_accepts_every_export(tmp_path: Path, monkeypatch: pytest.Monk
     """Rows that compress too well are stored without compression."""
     monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", 0)
     monkeypatch.setattr(parquet, "MAX_EXPANSION_RATIO", 50)
-    one = EpisodeGroup("math", [episode(1.0, text="again and again " * 1000)] * 64)
+    one = EpisodeGroup("math", [episode(1.0, text="again and again " * 1000)] * 100)
     batch = batch_of_episodes(episode_schema(), [decoded_group(one)])
     path, other = tmp_path / "some.parquet", tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_batches([batch]), other, compression="zstd")

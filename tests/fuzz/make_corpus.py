@@ -88,6 +88,7 @@ def exports(kind: Format) -> dict[str, bytes]:
             EpisodeGroup("math", [episode()], status="archived", group_uid="d", prompt_ids=[7]),
         ],
         "plain": [EpisodeGroup("math", [episode(), episode(0)], group_uid=uid) for uid in "abc"],
+        "turns": [EpisodeGroup("math", sample_branches()[:2], group_uid="a")],
     }
     found = {}
     for name, groups in several.items():

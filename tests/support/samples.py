@@ -175,12 +175,32 @@ def trees(draw: st.DrawFn, kind: str) -> tuple[Episode, Episode]:
             values["token_extras"] = {"x": array.to(getattr(torch, kind))}
         by_parent.append(Turn(**given, **values))
         whole.append(Turn(prompt_ids=context, **values))
-    return Episode(turns=by_parent, reward=1.0), Episode(turns=whole, reward=1.0)
+    ids = np.concatenate([[*one.prompt_ids, *one.response_ids] for one in whole])
+    # Mostly the values of the parent, for the same tokens.
+    joint = draw(st.sampled_from([ids * 0, ids, ids + np.arange(len(ids))])).astype(np.int32)
+    more: dict[str, Any] = {
+        "reward": 1.0,
+        "token_extras": {"y": joint} if draw(st.booleans()) else {},
+    }
+    if len(ids) and all(one.policy_version is None for one in whole) and draw(st.booleans()):
+        more["policy_version"] = joint
+    return Episode(turns=by_parent, **more), Episode(turns=whole, **more)
+
+
+@st.composite
+def shifted(draw: st.DrawFn) -> Episode:
+    """Return an episode without turns with a token extra of all but the last token."""
+    prompt, response = draw(_TOKENS), draw(_TOKENS)
+    extras = {"x": np.arange(max(len(prompt + response) - 1, 0), dtype=np.float32)}
+    if draw(st.booleans()):
+        return Episode(prompt_ids=prompt, response_ids=response, token_extras=extras)
+    mask = [False] * len(prompt) + [True] * len(response)
+    return Episode(token_ids=prompt + response, loss_mask=mask, token_extras=extras)
 
 
 #: Episodes of turns by parent, of whole turns, and others, with one kind of extras of turns.
 forests = st.sampled_from(["float32", "int8", "bfloat16"]).flatmap(
-    lambda kind: st.lists(trees(kind).flatmap(st.sampled_from) | episode(), max_size=4)
+    lambda kind: st.lists(trees(kind).flatmap(st.sampled_from) | episode() | shifted(), max_size=4)
 )
 
 contexts = st.builds(

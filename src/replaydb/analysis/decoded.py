@@ -97,8 +97,11 @@ def tokens(
     if kind == "episode":
         return episode_rows(url, which, wanted, skip)
 
+    # Without the column of all token extras, only those that have a column are read.
+    fields = frozenset([*(extras or ()), "token_rewards"])
+
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in episode_rows(url, which, wanted, skip).reader():
+        for batch in episode_rows(url, which, wanted, skip, fields=fields).reader():
             yield _batch_of_tokens(batch)
 
     return Rows(_batch_of_tokens(pa.RecordBatch.from_pylist([], wanted)).schema, batches)
@@ -113,6 +116,7 @@ def episode_rows(
     include_empty: bool = False,
     exclude: NDArray[np.int64] | None = None,
     omitted: list[int] | None = None,
+    fields: frozenset[str] | None = None,
 ) -> Rows:
     """Return one row for each episode. The episodes of a group are adjacent.
 
@@ -124,6 +128,7 @@ def episode_rows(
         include_empty: Whether to add a row, without position, for each group without episodes.
         exclude: Ids of groups to skip, ascending.
         omitted: List to which the ids of groups are added whose tokens were dropped or are damaged.
+        fields: Names of the extras to read. Default: all.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -132,12 +137,12 @@ def episode_rows(
             scan = scan_group_sizes(condition).within(which.eligible)
             for ids in _chunks(source, scan, exclude):
                 for several in in_batches(
-                    _decoded_groups(source, condition, ids, damaged, omitted)
+                    _decoded_groups(source, condition, ids, damaged, omitted, fields)
                 ):
-                    if any(one.parts for one in several):
-                        yield batch_of_episodes(schema, [one for one in several if one.parts])
-                    if include_empty and not all(one.parts for one in several):
-                        yield batch_of_empty(schema, [one for one in several if not one.parts])
+                    if any(one.rows for one in several):
+                        yield batch_of_episodes(schema, [one for one in several if one.rows])
+                    if include_empty and not all(one.rows for one in several):
+                        yield batch_of_empty(schema, [one for one in several if not one.rows])
 
     return Rows(schema, batches)
 
@@ -173,10 +178,11 @@ def _decoded_groups(
     ids: list[int],
     damaged: Damaged,
     omitted: list[int] | None,
+    fields: frozenset[str] | None,
 ) -> Iterable[DecodedGroup]:
     def work(session: Session) -> Stored:
         rows = session.run(select_groups_with_names(condition, ids))
-        return groups.stored(session, [row._asdict() for row in rows])
+        return groups.stored(session, [row._asdict() for row in rows], fields)
 
     stored = source.stored(work)
     payloads = _by_group(stored.payloads)
@@ -184,7 +190,7 @@ def _decoded_groups(
     for facts in stored.groups:
         group_id = facts["id"]
         mine = payloads.get(group_id, ())
-        found = from_rows([facts], mine, transcripts.get(group_id, ()))
+        found = from_rows([facts], mine, transcripts.get(group_id, ()), fields)
         if damaged == "raise":
             check_intact(found.corrupt)
         if group_id in found.groups:
@@ -220,11 +226,13 @@ def _batch_of_tokens(episodes: pa.RecordBatch) -> pa.RecordBatch:
     extras = [one.name for one in extra_fields(episodes.schema)]
     for name in (*_OWN.values(), *extras):
         column = episodes[name]
-        sizes = pc.list_value_length(column)
-        if pc.any(pc.not_equal(sizes, pa.array(lengths, sizes.type))).as_py():
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        is_right = (sizes == lengths) | ~column.is_valid().to_numpy(zero_copy_only=False)
+        if not (is_right | ((sizes == lengths - 1) & _has_token_extra(episodes, name))).all():
             expected = "extras with one number for each token"
             raise InvalidInputError("extras", expected, f"{name!r}, of another shape")
-        columns.append(_spread(column, parents))
+        values = (np.cumsum(sizes) - sizes)[parents] + index
+        columns.append(column.flatten().take(pa.array(values, mask=index >= sizes[parents])))
     of_episodes = episodes["policy_version"].take(pa.array(parents)).cast(pa.int32())
     names = [*_SHARED, "token_index", "is_prompt", *_OWN, *extras]
     versions = names.index("token_version")
@@ -241,17 +249,23 @@ def _is_prompt(episodes: pa.RecordBatch) -> np.ndarray:
     sizes, contexts = (
         np.repeat(episodes[name].to_numpy(), num_turns) for name in ("num_tokens", "prompt_length")
     )
-    sizes[of_turns] = turns.flatten().field("num_tokens").to_numpy(zero_copy_only=False)
-    contexts[of_turns] = turns.flatten().field("prompt_length").to_numpy(zero_copy_only=False)
+    whole, prompts, shared = (
+        turns.flatten().field(name).to_numpy(zero_copy_only=False)
+        for name in ("num_tokens", "prompt_length", "shared")
+    )
+    sizes[of_turns] = whole - shared
+    contexts[of_turns] = prompts - shared
     starts = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) < np.repeat(starts + contexts, sizes)
 
 
-def _spread(column: pa.Array, parents: np.ndarray) -> pa.Array:
-    """Return the values of lists, null for each token of an episode without a list."""
-    present = column.is_valid().to_numpy(zero_copy_only=False)[parents]
-    indexes = np.cumsum(present) - 1
-    return column.flatten().take(pa.array(indexes, mask=~present))
+def _has_token_extra(episodes: pa.RecordBatch, name: str) -> NDArray[np.bool_]:
+    """Return which episodes have a token extra; it may not have a value of the last token."""
+    extras = episodes["token_extras"]
+    is_named = pc.equal(extras.flatten().field("name"), name)
+    found = np.zeros(len(episodes), np.bool_)
+    found[pc.list_parent_indices(extras).filter(is_named).to_numpy()] = True
+    return found
 
 
 def scan_group_sizes(condition: ColumnElement[bool]) -> Scan:

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replaydb.analysis.episode_columns import GROUP
 from replaydb.batch.stored import StoredGroup
 from replaydb.domain.episodes import Episode
-from replaydb.domain.episodes.arrays import Array
+from replaydb.domain.episodes.arrays import Array, bits
 from replaydb.domain.episodes.context import GroupContext
-from replaydb.domain.episodes.flat import FlatEpisodes, flatten
+from replaydb.domain.episodes.segments import EXTRA, common_prefix, own_memory
+from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.errors import NotSupportedError
 from replaydb.util import escapes
 from replaydb.util.chunks import chunks
@@ -30,59 +30,48 @@ TOKEN_BYTES, CHARACTER_BYTES = 17, 4
 
 
 @dataclass(frozen=True)
-class EpisodePart:
-    """Some episodes of a group.
+class EpisodeRow:
+    """An episode of a group.
 
     Attributes:
-        positions: Their positions.
-        episodes: The episodes.
+        position: Its position.
+        episode: The episode.
     """
 
-    positions: Sequence[int]
-    episodes: Sequence[Episode]
+    position: int
+    episode: Episode
 
     @cached_property
-    def flat(self) -> FlatEpisodes:
-        """Their columns."""
-        return flatten(self.episodes)
-
-    @property
-    def texts(self) -> list[str | None]:
-        """Their texts."""
-        return [episode.text for episode in self.episodes]
+    def tokens(self) -> Unrepeated:
+        """Its tokens."""
+        return Unrepeated(self.episode)
 
     @cached_property
-    def metadata(self) -> list[str]:
-        """Metadata of the episodes, as JSON."""
-        return _metadata(self.flat.metadata)
+    def metadata(self) -> str:
+        """Its metadata, as JSON."""
+        return _metadata(self.episode.metadata)
 
     @cached_property
     def turn_metadata(self) -> list[str]:
-        """Metadata of the turns, as JSON."""
-        return [] if self.flat.turns is None else _metadata(self.flat.turns.metadata)
+        """Metadata of its turns, as JSON."""
+        return [_metadata(turn.metadata) for turn in self.episode.turns]
 
     @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Size of the row of each episode, without the columns of the group. An upper bound."""
-        flat = self.flat
-        per_token = TOKEN_BYTES + _num_bytes(flat.token_extras) // max(1, flat.num_tokens)
-        texts = zip(self.texts, self.metadata, strict=True)
-        lengths = [len(text or "") + len(metadata) for text, metadata in texts]
-        sizes = flat.lengths * per_token + np.array(lengths, np.int64) * CHARACTER_BYTES
-        sizes += _num_bytes(flat.extras) // max(1, flat.num_episodes)
-        for each in (flat.each_token_extras, flat.each_extras):
-            for i, arrays in each.items():
-                sizes[i] += _num_bytes(arrays)
-        if flat.turns is not None:
-            lengths = [len(metadata) for metadata in self.turn_metadata]
-            before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            ends = np.cumsum(flat.turns.counts)
-            sizes += (before[ends] - before[ends - flat.turns.counts]) * CHARACTER_BYTES
-        return sizes
+    def context_extras(self) -> list[dict[str, Array]]:
+        """For each turn, the values of extras for tokens that it has from its parent.
 
-    def cut(self, begin: int, end: int) -> EpisodePart:
-        """Return the episodes from index `begin` to `end`."""
-        return EpisodePart(self.positions[begin:end], self.episodes[begin:end])
+        The first of these tokens have the values of the parent, the others those of the array, as
+        far as the extra covers them. An extra without an array has the value 0 there.
+        """
+        return [_context_extras(self.tokens, i) for i in range(len(self.episode.turns))]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Size of the row, without the columns of the group. An upper bound."""
+        texts = [self.episode.text or "", self.metadata, *self.turn_metadata]
+        size = self.tokens.num_tokens * (TOKEN_BYTES + self.tokens.bytes_per_token)
+        size += CHARACTER_BYTES * sum(map(len, texts)) + _num_bytes(self.episode.extras)
+        return size + sum(map(_num_bytes, self.context_extras))
 
 
 @dataclass(frozen=True)
@@ -92,20 +81,19 @@ class DecodedGroup:
     Attributes:
         facts: The row of the group.
         group: The group.
-        parts: Its episodes, or some of them; empty if there are none.
+        rows: Its episodes, or some of them; empty if there are none.
         is_first: Whether the rows include the first one of the group.
     """
 
     facts: Mapping[str, Any]
     group: StoredGroup
-    parts: Sequence[EpisodePart]
+    rows: Sequence[EpisodeRow]
     is_first: bool = True
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], group: StoredGroup) -> Self:
         """Return all rows of a group."""
-        parts = [EpisodePart(group.positions, group.episodes)] if group.episodes else []
-        return cls(facts, group, parts)
+        return cls(facts, group, list(map(EpisodeRow, group.positions, group.episodes)))
 
     @cached_property
     def row(self) -> tuple[Any, ...]:
@@ -118,16 +106,11 @@ class DecodedGroup:
         }
         return tuple([more[name] if name in more else self.facts[name] for name in GROUP])
 
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes in these rows."""
-        return sum(len(part.episodes) for part in self.parts)
-
     @cached_property
     def num_bytes(self) -> int:
         """Size of these rows. An upper bound."""
-        sizes = sum(int(part.sizes.sum()) for part in self.parts)
-        return sizes + max(1, self.num_episodes) * self._num_shared + self._num_context
+        sizes = sum(row.num_bytes for row in self.rows)
+        return sizes + max(1, len(self.rows)) * self._num_shared + self._num_context
 
     @property
     def _num_shared(self) -> int:
@@ -155,20 +138,17 @@ class DecodedGroup:
         if self.num_bytes <= BATCH_BYTES:
             yield self
             return
-        for one in self._cut() if self.num_episodes > 1 else [self]:
+        for one in self._cut() if len(self.rows) > 1 else [self]:
             if one.num_bytes > MAX_COLUMN_BYTES:
                 one._check_columns()
             yield one
 
     def _cut(self) -> Iterator[DecodedGroup]:
-        is_first = self.is_first
-        for part in self.parts:
-            sizes = part.sizes + self._num_shared
-            sizes[0] += self._num_context if is_first else 0
-            for rows in chunks(range(len(sizes)), sizes.tolist().__getitem__, BATCH_BYTES):
-                some = part.cut(rows[0], rows[-1] + 1)
-                yield replace(self, parts=[some], is_first=is_first)
-                is_first = False
+        sizes = [row.num_bytes + self._num_shared for row in self.rows]
+        sizes[0] += self._num_context if self.is_first else 0
+        for some in chunks(range(len(sizes)), sizes.__getitem__, BATCH_BYTES):
+            rows = self.rows[some[0] : some[-1] + 1]
+            yield replace(self, rows=rows, is_first=self.is_first and not some[0])
 
     def _check_columns(self) -> None:
         """Raise if a value of these rows, of one episode or none, exceeds the size of a column."""
@@ -178,16 +158,16 @@ class DecodedGroup:
         }  # fmt: skip
         sizes = {"group_extras": _num_bytes(self.context.extras)}
         where = f"group {self.group.id}"
-        for part in self.parts:
-            where += f", episode {part.positions[0]}"
-            [episode] = part.episodes
+        for row in self.rows:
+            where += f", episode {row.position}"
             texts |= {
-                "text": escapes.escape(episode.text or ""),
-                "metadata": part.metadata[0],
-                "turns": "".join(part.turn_metadata),
+                "text": escapes.escape(row.episode.text or ""),
+                "metadata": row.metadata,
+                "turns": "".join(row.turn_metadata),
             }
-            sizes["token_extras"] = _num_bytes(episode.token_extras)
-            sizes["extras"] = _num_bytes(episode.extras)
+            sizes["token_extras"] = row.tokens.num_tokens * row.tokens.bytes_per_token
+            sizes["turns.context_extras"] = sum(map(_num_bytes, row.context_extras))
+            sizes["extras"] = _num_bytes(row.episode.extras)
         sizes |= {name: len(text.encode()) for name, text in texts.items()}
         for name, size in sizes.items():
             if size > MAX_COLUMN_BYTES:
@@ -215,5 +195,42 @@ def _to_json(value: Any) -> str:
     return escapes.to_json(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _metadata(rows: Iterable[dict[str, Any]]) -> list[str]:
-    return [_to_json(row) if row else "{}" for row in rows]
+def _metadata(value: dict[str, Any]) -> str:
+    return _to_json(value) if value else "{}"
+
+
+def _context_extras(tokens: Unrepeated, i: int) -> dict[str, Array]:
+    """Return an array for each extra of a turn that is not 0 on the tokens from the parent."""
+    if not tokens.shared[i]:
+        return {}
+    own, theirs = tokens.segments[i], tokens.segments[tokens.parents[i]]
+    found: dict[str, Array] = {}
+    for name, column in own.columns.items():
+        end = min(column.end, tokens.shared[i])
+        if not name.startswith(EXTRA) or (column.begin >= end and not column.inherits):
+            continue
+        rest: Array | None
+        if column.inherits and own.parent is theirs:
+            rest = own.values(name, min(column.begin, end), end)
+        else:
+            known = min(end, theirs.columns[name].end) if name in theirs.columns else 0
+            before = theirs.values(name, 0, known) if known else None
+            rest = _beyond(own.values(name, 0, end), before)
+        if rest is not None:
+            found[name.removeprefix(EXTRA)] = rest
+    joint = tokens.episode.joint_extras
+    if isinstance(tokens.episode.version, np.ndarray):
+        joint = joint | {"policy_version": tokens.episode.version}
+    for name, values in joint.items():
+        one, other = (tokens.joint(values, j, 0, tokens.shared[i]) for j in (i, tokens.parents[i]))
+        if (rest := _beyond(one, other)) is not None:
+            found[name] = rest
+    return found
+
+
+def _beyond(values: Array, before: Array | None) -> Array | None:
+    """Return the values after those that are the parent's; None if all are 0."""
+    if not bits(values).view(np.uint8).any():
+        return None
+    same = 0 if before is None else common_prefix(values, before, min(len(values), len(before)))
+    return own_memory(values[same:])

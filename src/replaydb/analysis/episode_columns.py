@@ -42,7 +42,8 @@ TURN = pa.struct(
         "num_tokens": _INT, "prompt_length": _INT, "reward": _FLOAT, "policy_version": _INT,
         "token_versions": pa.list_(pa.int32()), "has_logprobs": pa.bool_(),
         "has_token_rewards": pa.bool_(), "finish_reason": TEXT, "metadata": TEXT,
-        "token_extras": pa.list_(TEXT),
+        "token_extras": pa.list_(TEXT), "parent": _INT, "shared": _INT,
+        "short_extras": pa.list_(TEXT), "context_extras": pa.list_(ARRAY),
     }.items()
 )  # fmt: skip
 LISTS = {

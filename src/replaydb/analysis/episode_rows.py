@@ -1,51 +1,47 @@
 """Conversion of decoded groups to Arrow: one row for each episode, tokens in list columns.
 
-Token columns are list arrays over the arrays of the payload. They are not copied if the batch has
-one payload, and concatenated if it has several.
+Token columns are list arrays. They are views of the payload if a batch has one episode whose tokens
+are in one piece, and are concatenated otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from replaydb.analysis.decoded_groups import DecodedGroup, EpisodePart
+from replaydb.analysis.decoded_groups import DecodedGroup, EpisodeRow
 from replaydb.analysis.episode_columns import (
     ARRAY,
     DTYPES,
     EPISODE,
     GROUP,
-    TEXT,
     TOKENS,
     TURN,
     extra_fields,
 )
-from replaydb.domain.episodes.arrays import Array, bits, dtype_name
-from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes
+from replaydb.domain.episodes import Turn
+from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name
+from replaydb.domain.episodes.segments import EXTRA, Column
 from replaydb.errors import InvalidInputError
 from replaydb.util import escapes
-
-#: Values of a part, their number for each episode, and which episodes have values (None: all).
-Column = tuple[NDArray[Any] | None, NDArray[np.int64], NDArray[np.bool_] | None]
 
 
 def batch_of_episodes(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.RecordBatch:
     """Return one row for each episode; each group must have at least one."""
-    parts = [part for one in groups for part in one.parts]
-    flats = [part.flat for part in parts]
-    counts = [one.num_episodes for one in groups]
+    rows = [row for one in groups for row in one.rows]
+    counts = [len(one.rows) for one in groups]
     index = np.repeat(np.arange(len(groups)), counts)
     columns = [column.take(pa.array(index)) for column in _group_columns(groups)]
-    columns += _episode_columns(parts)
-    columns += _token_columns(flats)
-    columns += [_turns(parts)]
-    episodes = [episode for part in parts for episode in part.episodes]
-    token_extras = [episode.token_extras for episode in episodes]
-    extras = [episode.extras for episode in episodes]
+    versions = [row.tokens.versions() for row in rows]
+    token_extras = [row.tokens.token_extras() for row in rows]
+    extras = [row.episode.extras for row in rows]
+    columns += _episode_columns(rows, versions)
+    columns += _token_columns(rows, versions, token_extras)
+    columns += [_turns(rows)]
     columns += [_arrays(token_extras), _arrays(extras), *_context_columns(groups, counts)]
     both = [one | other for one, other in zip(token_extras, extras, strict=True)]
     columns += [_extra_column(both, field) for field in extra_fields(schema)]
@@ -66,65 +62,50 @@ def _group_columns(groups: Sequence[DecodedGroup]) -> list[pa.Array]:
     return [pa.array(column, kind) for column, kind in zip(rows, GROUP.values(), strict=True)]
 
 
-def _episode_columns(parts: Sequence[EpisodePart]) -> list[pa.Array]:
-    flats = [part.flat for part in parts]
-    positions = [part.positions for part in parts]
-    turns = [
-        np.ones(flat.num_episodes, np.int64) if flat.turns is None else flat.turns.counts.clip(1)
-        for flat in flats
-    ]
+def _episode_columns(rows: Sequence[EpisodeRow], versions: Sequence[Versions]) -> list[pa.Array]:
     columns = {
-        "position": pa.array([one for several in positions for one in several], pa.int64()),
-        "reward": _floats([flat.rewards for flat in flats]),
-        "advantage": _floats([flat.advantages for flat in flats]),
-        "finish_reason": pa.array([one for flat in flats for one in flat.finish_reasons], TEXT),
-        "num_tokens": pa.array(np.concatenate([flat.lengths for flat in flats])),
-        "num_loss_tokens": pa.array(np.concatenate([_loss_tokens(flat) for flat in flats])),
-        "num_turns": pa.array(np.concatenate(turns)),
-        "prompt_length": pa.array(np.concatenate([flat.prompt_lengths for flat in flats])),
-        "policy_version": _versions([flat.versions for flat in flats]),
-        "min_policy_version": _versions([flat.min_policy_versions for flat in flats]),
-        "max_policy_version": _versions([flat.max_policy_versions for flat in flats]),
-        "metadata": pa.array([one for part in parts for one in part.metadata], TEXT),
-        "text": pa.array(
-            [
-                None if text is None else escapes.escape(text)
-                for part in parts
-                for text in part.texts
-            ],
-            TEXT,
-        ),
+        "position": [row.position for row in rows],
+        "num_tokens": [row.tokens.num_tokens for row in rows],
+        "policy_version": [one if isinstance(one, int) else None for one in versions],
+        "metadata": [row.metadata for row in rows],
+        "text": [_text(row.episode.text) for row in rows],
     }
-    return [columns[name] for name in EPISODE]
+    return [
+        pa.array(
+            columns[name] if name in columns else [getattr(row.episode, name) for row in rows], kind
+        )
+        for name, kind in EPISODE.items()
+    ]
 
 
-def _token_columns(flats: Sequence[FlatEpisodes]) -> list[pa.Array]:
-    columns: dict[str, list[Column]] = {
-        "token_ids": [(flat.token_ids, flat.lengths, None) for flat in flats],
-        "loss_mask": [(flat.loss_mask, flat.lengths, None) for flat in flats],
-        "logprobs": [(flat.logprobs, flat.lengths, flat.has_logprobs) for flat in flats],
-        "token_versions": [
-            (flat.token_versions, flat.lengths, flat.has_token_versions) for flat in flats
+def _text(text: str | None) -> str | None:
+    return None if text is None else escapes.escape(text)
+
+
+def _token_columns(
+    rows: Sequence[EpisodeRow],
+    versions: Sequence[Versions],
+    extras: Sequence[Mapping[str, Array]],
+) -> list[pa.Array]:
+    columns: dict[str, list[NDArray[Any] | None]] = {
+        "token_ids": [row.tokens.token_ids() for row in rows],
+        "loss_mask": [row.tokens.loss_mask() for row in rows],
+        "logprobs": [row.tokens.logprobs() for row in rows],
+        "token_versions": [_if_array(one) for one in versions],
+        "token_rewards": [
+            _rewards(one) if (found := row.tokens.token_rewards()) is None else found
+            for row, one in zip(rows, extras, strict=True)
         ],
-        "token_rewards": [_token_rewards(flat) for flat in flats],
     }
     return [_list(columns[name], kind) for name, kind in TOKENS.items()]
 
 
-def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
+def _list(values: Sequence[NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
     """Return a list column, null for episodes without values."""
-    values, sizes, present = [], [], []
-    for numbers, lengths, having in parts:
-        has = np.full(len(lengths), numbers is not None) if having is None else having
-        if numbers is not None and not has.all() and len(numbers) == lengths.sum():
-            numbers = numbers[np.repeat(has, lengths)]
-        if numbers is not None:
-            values.append(numbers)
-        sizes.append(np.where(has, lengths, 0))
-        present.append(has)
-    joined = values[0] if len(values) == 1 else np.concatenate([np.empty(0, DTYPES[kind]), *values])
-    array = pa.array(joined, kind)
-    return _lists(array, np.concatenate(sizes), ~np.concatenate(present))
+    known = [one for one in values if one is not None]
+    joined = known[0] if len(known) == 1 else np.concatenate([np.empty(0, DTYPES[kind]), *known])
+    sizes = np.array([0 if one is None else len(one) for one in values])
+    return _lists(pa.array(joined, kind), sizes, np.array([one is None for one in values]))
 
 
 def _lists(values: pa.Array, sizes: NDArray[np.int64], missing: NDArray[np.bool_]) -> pa.Array:
@@ -135,24 +116,6 @@ def _lists(values: pa.Array, sizes: NDArray[np.int64], missing: NDArray[np.bool_
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
-def _token_rewards(flat: FlatEpisodes) -> Column:
-    """Return token rewards of turns; without turns, of the token extra "token_rewards"."""
-    values = np.zeros(len(flat.token_ids), np.float32)
-    having = np.zeros(flat.num_episodes, np.bool_)
-    if flat.turns is not None and flat.turns.token_rewards is not None:
-        ends = np.cumsum(flat.turns.counts)
-        known = np.concatenate([[0], np.cumsum(flat.turns.has_token_rewards)])
-        having = known[ends] > known[ends - flat.turns.counts]
-        values = flat.turns.token_rewards.copy()
-    elif (of_all := _rewards(flat.token_extras)) is not None:
-        return of_all, flat.lengths, None
-    for i, extras in flat.each_token_extras.items():
-        if not having[i] and (own := _rewards(extras)) is not None:
-            values[flat.offsets[i] : flat.offsets[i + 1]] = own
-            having[i] = True
-    return values, flat.lengths, having
-
-
 def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     found = extras.get("token_rewards")
     if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "fiub":
@@ -161,66 +124,43 @@ def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     return None
 
 
-def _turns(parts: Sequence[EpisodePart]) -> pa.Array:
-    flats = [part.flat for part in parts]
-    known = [flat.turns for flat in flats if flat.turns is not None]
-    sizes = np.concatenate(
-        [
-            np.zeros(flat.num_episodes, np.int64) if flat.turns is None else flat.turns.counts
-            for flat in flats
-        ]
-    )
-    if not known:
-        return pa.nulls(len(sizes), pa.list_(TURN))
-    columns: dict[str, pa.Array] = {
-        "num_tokens": pa.array(np.concatenate([part.lengths for part in known])),
-        "prompt_length": pa.array(np.concatenate([part.prompt_lengths for part in known])),
-        "reward": _floats([part.rewards for part in known]),
-        "policy_version": _versions([part.versions for part in known]),
-        "token_versions": pa.array(
-            [row for flat in flats if flat.turns is not None for row in _turn_versions(flat)],
-            pa.list_(pa.int32()),
-        ),
-        "finish_reason": pa.array([one for part in known for one in part.finish_reasons], TEXT),
-        "metadata": pa.array([one for part in parts for one in part.turn_metadata], TEXT),
-        "token_extras": pa.array(
-            [list(names) for part in known for names in part.token_extras], pa.list_(TEXT)
-        ),
+def _turns(rows: Sequence[EpisodeRow]) -> pa.Array:
+    with_turns = [row for row in rows if row.episode.turns]
+    turns = [turn for row in with_turns for turn in row.episode.turns]
+    columns: dict[str, list[Any]] = {
+        "num_tokens": [turn.num_tokens for turn in turns],
+        "prompt_length": [turn.segment.prompt_length for turn in turns],
+        "reward": [turn.reward for turn in turns],
+        "policy_version": [turn.version for turn in turns],
+        "token_versions": [_if_array(turn.policy_version) for turn in turns],
+        "has_logprobs": [turn.logprobs is not None for turn in turns],
+        "has_token_rewards": [turn.token_rewards is not None for turn in turns],
+        "finish_reason": [turn.finish_reason for turn in turns],
+        "metadata": [one for row in with_turns for one in row.turn_metadata],
+        "token_extras": [[name for name, _ in _extras(turn)] for turn in turns],
+        "parent": [None if i < 0 else i for row in with_turns for i in row.tokens.parents],
+        "shared": [count for row in with_turns for count in row.tokens.shared],
+        "short_extras": [
+            [name for name, column in _extras(turn) if column.end < turn.num_tokens]
+            for turn in turns
+        ],
+        "context_extras": [named_arrays(one) for row in with_turns for one in row.context_extras],
     }
-    for name in ("has_logprobs", "has_token_rewards"):
-        columns[name] = pa.array(np.concatenate([getattr(part, name) for part in known]))
-    structs = pa.StructArray.from_arrays([columns[one.name] for one in TURN], fields=list(TURN))
+    structs = pa.StructArray.from_arrays(
+        [pa.array(columns[one.name], one.type) for one in TURN], fields=list(TURN)
+    )
+    sizes = np.array([len(row.episode.turns) for row in rows])
     return _lists(structs, sizes, sizes == 0)
 
 
-def _turn_versions(flat: FlatEpisodes) -> Iterator[NDArray[np.int32] | None]:
-    """Yield the token versions of the response of each turn; None if it has one version."""
-    turns, versions = flat.turns, flat.token_versions
-    assert turns is not None  # noqa: S101
-    starts = np.repeat(flat.offsets[:-1], turns.counts)
-    firsts = np.repeat(np.cumsum(turns.counts) - turns.counts, turns.counts)
-    before = np.concatenate([[0], np.cumsum(turns.lengths)])
-    begins = starts + before[:-1] - before[firsts]
-    rows = zip(begins, turns.prompt_lengths, turns.lengths, turns.has_token_versions, strict=True)
-    for begin, prompt, length, has_own in rows:
-        yield (
-            versions[begin + prompt : begin + length] if has_own and versions is not None else None
-        )
+def _if_array(version: Versions) -> NDArray[np.int32] | None:
+    return version if isinstance(version, np.ndarray) else None
 
 
-def _floats(parts: Iterable[NDArray[np.float64]]) -> pa.Array:
-    joined = np.concatenate(list(parts))
-    return pa.array(joined, mask=np.isnan(joined))
-
-
-def _versions(parts: Iterable[NDArray[np.int64]]) -> pa.Array:
-    joined = np.concatenate(list(parts))
-    return pa.array(joined, mask=joined == NO_VERSION)
-
-
-def _loss_tokens(flat: FlatEpisodes) -> NDArray[np.int64]:
-    known = np.concatenate([[0], np.cumsum(flat.loss_mask)])
-    return np.diff(known[flat.offsets])
+def _extras(turn: Turn) -> list[tuple[str, Column]]:
+    """Return the columns of the token extras of a turn, by the name of the extra."""
+    columns = turn.segment.columns.items()
+    return [(name.removeprefix(EXTRA), one) for name, one in columns if name.startswith(EXTRA)]
 
 
 def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:
@@ -254,12 +194,9 @@ def _context_columns(groups: Sequence[DecodedGroup], counts: Sequence[int]) -> l
 
 def _extra_column(rows: Iterable[Mapping[str, Array]], field: pa.Field) -> pa.Array:
     """Return the column of one extra, of tokens or of episodes."""
-    dtype = DTYPES[field.type.value_type]
-    arrays = [_numbers(row[field.name], dtype, field.name) if field.name in row else None
-              for row in rows]  # fmt: skip
+    kind, name = field.type.value_type, field.name
     return _list(
-        [(array, np.array([0 if array is None else len(array)]), None) for array in arrays],
-        field.type.value_type,
+        [_numbers(row[name], DTYPES[kind], name) if name in row else None for row in rows], kind
     )
 
 

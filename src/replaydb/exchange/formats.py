@@ -277,19 +277,26 @@ def _from_line(line: str) -> Row:
     for name, dtype in _NUMBERS.items():
         if row.get(name) is not None:
             row[name] = numbers(name, row[name], dtype)
-    for name in _ARRAYS:
-        for array in row.get(name) or ():
-            array["data"] = base64.b64decode(array["data"], validate=True)
+    for array in _arrays(row):
+        array["data"] = base64.b64decode(array["data"], validate=True)
     return row
+
+
+def _arrays(row: Row) -> Iterator[dict[str, Any]]:
+    """Yield the named arrays of a row."""
+    for name in _ARRAYS:
+        yield from row.get(name) or ()
+    for turn in row.get("turns") or ():
+        if "context_extras" in turn:
+            yield from turn["context_extras"] or ()
 
 
 def _to_line(row: Row) -> str:
     for name in _NUMBERS:
         if row[name] is not None:
             row[name] = _to_json(row[name])
-    for name in _ARRAYS:
-        for array in row[name] or ():
-            array["data"] = base64.b64encode(array["data"]).decode("ascii")
+    for array in _arrays(row):
+        array["data"] = base64.b64encode(array["data"]).decode("ascii")
     for name, value in row.items():
         if isinstance(value, float) and not math.isfinite(value):
             row[name] = _to_json(np.array([value], np.float32))[0]

@@ -13,7 +13,18 @@ import numpy as np
 
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
-from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+from replaydb.domain.episodes.arrays import (
+    NUMPY_CODES,
+    TORCH_CODES,
+    Array,
+    bits,
+    dtype_name,
+    from_bits,
+    to_int32,
+)
+from replaydb.domain.episodes.building import check_kinds
+from replaydb.domain.episodes.segments import EXTRA
+from replaydb.domain.episodes.unrepeated import joined
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import Row, numbers
 from replaydb.util import escapes
@@ -122,11 +133,14 @@ def _group(rows: Sequence[Row]) -> Incoming:
         prompt_ids=first.get("group_prompt_ids"),
         extras=_arrays(first, "group_extras"),
     )
-    run = first.get("run_name"), first.get("run_lineage")
+    run, lineage = (
+        checks.optional(checks.string, name, first.get(name))
+        for name in ("run_name", "run_lineage")
+    )
     reason = first.get("status_reason") if status is GroupStatus.ARCHIVED else None
     group_id = checks.optional(checks.whole_number, "group_id", first.get("group_id"))
     counted = first.get("num_episodes") is not None
-    return Incoming(group, first.get("buffer_name"), run, group_id, reason, counted)
+    return Incoming(group, first.get("buffer_name"), (run, lineage), group_id, reason, counted)
 
 
 def _status(row: Row) -> GroupStatus:
@@ -138,28 +152,12 @@ def _status(row: Row) -> GroupStatus:
 
 
 def _episode(row: Row) -> Episode:
-    turns = row.get("turns")
-    token_extras = _arrays(row, "token_extras")
-    given: dict[str, Any]
-    if turns:
-        given = {"turns": _turns(row, turns, token_extras)}
-        if all(turn.policy_version is None for turn in given["turns"]):
-            given["policy_version"] = _version(row)
-        for name in {name for turn in turns for name in turn["token_extras"] or ()}:
-            del token_extras[name]
-    else:
-        given = {
-            **_tokens(row),
-            "loss_mask": row.get("loss_mask"),
-            "logprobs": row.get("logprobs"),
-            "policy_version": _version(row),
-        }
+    extras = _arrays(row, "token_extras")
     return Episode(
-        **given,
+        **(_turns(row, extras) if row.get("turns") else _tokens(row, extras)),
         reward=row.get("reward"),
         advantage=row.get("advantage"),
         finish_reason=row.get("finish_reason"),
-        token_extras=token_extras,
         extras=_arrays(row, "extras"),
         metadata=_json(row, "metadata"),
         text=_text(row),
@@ -171,12 +169,21 @@ def _text(row: Row) -> Any:
     return escapes.unescape(text) if isinstance(text, str) else text
 
 
-def _tokens(row: Row) -> dict[str, Any]:
+def _tokens(row: Row, extras: dict[str, Array]) -> dict[str, Any]:
+    """Return the arguments of an episode without turns."""
     ids, length = row["token_ids"], row.get("prompt_length")
-    if length is None:
-        return {"token_ids": ids}
+    given: dict[str, Any] = {
+        "loss_mask": row.get("loss_mask"),
+        "logprobs": row.get("logprobs"),
+        "policy_version": _version(row),
+        "token_extras": extras,
+    }
+    # With a prompt of one token, such an array would be taken for one of the response.
+    has_short = any(array.shape[:1] == (len(ids) - 1,) for array in extras.values())
+    if length is None or (length == 1 and has_short):
+        return given | {"token_ids": ids}
     checks.whole_number("prompt_length", length, most=len(ids))
-    return {"prompt_ids": ids[:length], "response_ids": ids[length:]}
+    return given | {"prompt_ids": ids[:length], "response_ids": ids[length:]}
 
 
 def _version(row: Row) -> Any:
@@ -184,35 +191,107 @@ def _version(row: Row) -> Any:
     return row.get("policy_version") if versions is None else versions
 
 
-def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Turn]:
-    made = []
+def _turns(row: Row, extras: dict[str, Array]) -> dict[str, Any]:
+    """Return the arguments of an episode of turns."""
+    ids, version = row["token_ids"], _version(row)
+    of_turns = {name for turn in row["turns"] for name in turn["token_extras"] or ()}
+    joint = {name: array for name, array in extras.items() if name not in of_turns}
+    if isinstance(version, np.ndarray):
+        joint["policy_version"] = to_int32("token_versions", version)
+    turns: list[Turn] = []
+    whole: list[dict[str, Array]] = []  # the values of `joint` for all tokens of each turn
     begin = 0
-    for turn in turns:
-        middle, end = begin + turn["prompt_length"], begin + turn["num_tokens"]
-        if not begin <= middle <= end <= len(row["token_ids"]):
-            raise ValueError(f"turns longer than the {len(row['token_ids'])} tokens of the episode")
-        rewards = row["token_rewards"][middle:end] if turn["has_token_rewards"] else None
+    for turn in row["turns"]:
+        above, shared = _parent(turn, turns)
+        middle = begin + turn["prompt_length"] - shared
+        end = begin + turn["num_tokens"] - shared
+        if not begin <= middle <= end <= len(ids):
+            raise ValueError(f"turns longer than the {len(ids)} tokens of the episode")
+        prompt = ids[begin:middle]
+        if above is not None:
+            prompt = np.concatenate([above.segment.tokens(0, shared), prompt])
         versions = turn["token_versions"]
-        made.append(
+        turns.append(
             Turn(
-                prompt_ids=row["token_ids"][begin:middle],
-                response_ids=row["token_ids"][middle:end],
+                parent=above,
+                prompt_ids=prompt,
+                response_ids=ids[middle:end],
                 loss_mask=row["loss_mask"][middle:end],
                 logprobs=row["logprobs"][middle:end] if turn["has_logprobs"] else None,
                 reward=turn["reward"],
-                token_rewards=rewards,
+                token_rewards=row["token_rewards"][middle:end]
+                if turn["has_token_rewards"]
+                else None,
                 policy_version=turn["policy_version"]
                 if versions is None
                 else numbers("turns.token_versions", versions, np.int32),
                 finish_reason=turn["finish_reason"],
-                token_extras={name: extras[name][begin:end] for name in turn["token_extras"] or ()},
+                token_extras={
+                    name: _values(turn, name, extras[name][begin:end], shared, above)
+                    for name in turn["token_extras"] or ()
+                },
                 metadata=_json(turn, "metadata"),
             )
         )
+        before = None if above is None else whole[turn["parent"]]
+        whole.append(
+            {
+                name: _values(turn, name, array[begin:end], shared, before)
+                for name, array in joint.items()
+            }
+        )
         begin = end
-    if begin != len(row["token_ids"]):
-        raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])} tokens")
-    return made
+    if begin != len(ids):
+        raise ValueError(f"turns of {begin} tokens in an episode of {len(ids)} tokens")
+    joint = {name: joined([arrays[name] for arrays in whole]) for name in joint}
+    versions = joint.pop("policy_version", version)
+    if any(turn.policy_version is not None for turn in turns):
+        versions = None
+    return {"turns": turns, "policy_version": versions, "token_extras": joint}
+
+
+def _parent(turn: Row, before: Sequence[Turn]) -> tuple[Turn | None, int]:
+    """Return the parent of a turn, and how many of its tokens the turn begins with."""
+    parent, shared = turn.get("parent"), turn.get("shared") or 0
+    if parent is None:
+        checks.whole_number("turns.shared", shared, most=0)
+        return None, 0
+    above = before[checks.whole_number("turns.parent", parent, most=len(before) - 1)]
+    most = min(turn["prompt_length"], above.num_tokens)
+    return above, checks.whole_number("turns.shared", shared, most=most)
+
+
+def _values(
+    turn: Row, name: str, own: Array, shared: int, above: Turn | dict[str, Array] | None
+) -> Array:
+    """Return the values of an extra for all tokens of a turn.
+
+    Args:
+        turn: The row of the turn.
+        name: Name of the extra.
+        own: Its values for the tokens that the turn does not have from its parent.
+        shared: Number of tokens that it has from its parent.
+        above: The parent, or the values of its tokens by name.
+    """
+    count = turn["num_tokens"] - (name in (turn.get("short_extras") or ()))
+    parts = [own[: max(count - shared, 0)]]
+    known = min(shared, count)
+    if (rest := _arrays(turn, "context_extras").get(name)) is not None:
+        known -= len(rest)
+        parts.insert(0, rest)
+    if known and rest is None:
+        parts.insert(
+            0, from_bits(np.zeros((known, *own.shape[1:]), bits(own).dtype), dtype_name(own))
+        )
+    elif known and isinstance(above, Turn):
+        parts.insert(0, above.segment.values(EXTRA + name, 0, known))
+    elif known and isinstance(above, dict):
+        parts.insert(0, above[name][:known])
+    check_kinds(name, parts)
+    values = joined(parts)
+    if len(values) != count:
+        raise ValueError(f"{len(values)} values of {name!r} for {count} tokens of a turn")
+    return values
 
 
 def _tags(row: Row) -> Any:

@@ -1,7 +1,6 @@
-"""Columnar form of episodes, as they are stored and as batches use them.
+"""Columnar form of episodes, as payload format 1 stores them and `from_arrays` receives them.
 
-Token-level fields are concatenated over all episodes, so packing is concatenation and padding is
-one masked scatter. Text is not included; it has its own table.
+Token-level fields are concatenated over all episodes. Text is not included; it has its own table.
 """
 
 from __future__ import annotations
@@ -127,34 +126,11 @@ class FlatEpisodes:
         return len(self.lengths)
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens T, prompts included."""
-        return len(self.token_ids)
-
-    @property
     def offsets(self) -> NDArray[np.int64]:
         """Start of each episode in the token-level fields, and T: int64 [E + 1]."""
         offsets = np.zeros(self.num_episodes + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
-
-    @property
-    def min_policy_versions(self) -> NDArray[np.int64]:
-        """Lowest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
-        return self._extreme_versions(np.minimum)
-
-    @property
-    def max_policy_versions(self) -> NDArray[np.int64]:
-        """Highest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
-        return self._extreme_versions(np.maximum)
-
-    def _extreme_versions(self, extreme: np.ufunc) -> NDArray[np.int64]:
-        if self.token_versions is None:
-            return self.versions
-        filled = self.lengths > 0  # every episode with versions per token has tokens
-        extremes = np.empty_like(self.versions)
-        extremes[filled] = extreme.reduceat(self.token_versions, self.offsets[:-1][filled])
-        return np.where(self.has_token_versions, extremes, self.versions)
 
     def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
         """Return the episodes. Their arrays are views of these.
