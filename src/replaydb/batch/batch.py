@@ -36,7 +36,7 @@ else:
 
 
 # Not a `collections.abc.Sequence`: a DataLoader rebuilds those from their items, without weights.
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Batch(typing.Generic[G]):
     """A sequence of groups: the result of a draw, in its order, or `Batch(groups)` of your own.
 

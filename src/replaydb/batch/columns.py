@@ -153,7 +153,10 @@ class Columns:
     @cached_property
     def policy_versions(self) -> NDArray[np.int64]:
         """Lowest version that generated a token, or `UNKNOWN_VERSION`, int64 [N]."""
-        oldest = [episode.min_policy_version for episode in self.episodes]
+        oldest = [
+            one.version if type(one.version) is int else one.min_policy_version
+            for one in self.episodes
+        ]
         return np.array([UNKNOWN_VERSION if one is None else one for one in oldest], np.int64)
 
     def token_fields(self, names: Collection[str] | None) -> list[TokenField]:

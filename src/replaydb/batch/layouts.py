@@ -78,10 +78,11 @@ class Layout:
                     prompt = max(segment.prompt_length - begin, 0)
                     target[start + prompt : start + length] = True
                 continue
-            placed: Sequence[Piece] = column.pieces
-            if begin or column.inherits or length < segment.length:
+            placed: Sequence[Piece]
+            placed, _, inherits = column
+            if begin or inherits or length < segment.length:
                 placed = segment.pieces(name, begin, begin + length)
-            start -= begin
+                start -= begin
             for at, values in placed:
                 first = start + at
                 target[first : first + len(values)] = bits(values) if is_torch else values

@@ -6,7 +6,7 @@ It accepts only what `Episode` accepts, and makes no array but views of the tens
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -77,10 +77,10 @@ def _segments(core: Sections) -> list[Segment]:
         corrupt(f"segments is {code} {list(table.shape)}, not I64 [any, 4]")
     token_ids = core.column(TOKEN_IDS, "I32")
     found: list[Segment] = []
-    end = 0
+    end, total = 0, len(token_ids)
     for i, (parent, shared, context, response) in enumerate(table.tolist()):
         begin, end = end, end + context + response
-        if min(shared, context, response) < 0 or end > len(token_ids):
+        if shared < 0 or context < 0 or response < 0 or end > total:
             corrupt(f"segment {i} has {shared}, {context} and {response} tokens")
         above = None
         if parent != -1:
@@ -92,15 +92,16 @@ def _segments(core: Sections) -> list[Segment]:
         elif shared:
             corrupt(f"segment {i} begins with {shared} tokens of no segment")
         length = shared + context + response
-        column = Column(((shared, token_ids[begin:end]),), length, inherits=above is not None)
+        column = Column(((shared, token_ids[begin:end]),), length, above is not None)
         found.append(Segment(length, shared + context, {TOKEN_IDS: column}, above))
-    if end != len(token_ids):
-        corrupt(f"{end} tokens in segments, {len(token_ids)} stored")
+    if end != total:
+        corrupt(f"{end} tokens in segments, {total} stored")
     return found
 
 
 def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequence[bool]) -> None:
     """Add the other columns to the segments."""
+    inherits = False
     for match in [*filter(None, map(_COLUMN.fullmatch, sections.tensors))]:
         stored, name = match[0], match[1]
         rows = _rows(sections, stored, len(segments))
@@ -108,39 +109,58 @@ def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequ
         missing = None
         if begins is not None:
             missing = sections.optional(f"missing/{stored}", "I64", len(rows))
-        may_miss = int(name.startswith(EXTRA) and name != EXTRA + TOKEN_REWARDS)
-        spans = []
-        for i, row in enumerate(rows):
-            one = segments[row]
-            begin = one.prompt_length if begins is None else int(begins[i])
-            end = one.length - (0 if missing is None else int(missing[i]))
-            if not 0 <= begin <= end or not 0 <= one.length - end <= may_miss:
-                corrupt(f"{stored} covers tokens {begin} to {end} of segment {row}")
-            spans.append((row, begin, end))
-        values = _values(sections, stored, name, sum(end - begin for _, begin, end in spans))
+        owners = [segments[row] for row in rows]
+        for of_turn, wrong in _refusals(name, covers_context=begins is not None):
+            if any(is_turn[row] is of_turn for row in rows):
+                corrupt(f"{stored} {wrong}")
+        if any(name in one.columns for one in owners):
+            corrupt(f"{stored} is the second one of a segment")
+        spans = [(one.prompt_length, one.length) for one in owners]
+        if begins is not None:
+            spans = _spans(stored, name, rows, owners, begins.tolist(), missing)
+        values = _values(sections, stored, name, sum(end - begin for begin, end in spans))
         last = 0
-        for row, begin, end in spans:
+        for one, (begin, end) in zip(owners, spans, strict=True):
             first, last = last, last + end - begin
-            _check_column(stored, name, segments[row], is_turn[row], begins is not None)
-            inherits = begins is not None and begin > 0
-            if inherits and name in (LOSS_MASK, TOKEN_VERSIONS):
-                # A parent without such a column has values, too, which depend on its response.
-                corrupt(f"{stored} continues values of a parent")
-            segments[row].columns[name] = Column(((begin, values[first:last]),), end, inherits)
-    for one in segments:
-        _check_inherited(one)
+            goes_on = begin > 0 and begins is not None
+            inherits |= goes_on
+            one.columns[name] = Column(((begin, values[first:last]),), end, goes_on)
+    if inherits:
+        for one in segments:
+            _check_inherited(one)
 
 
-def _check_column(
-    stored: str, name: str, one: Segment, is_turn: bool, covers_context: bool
-) -> None:
-    """Check that a segment may have a column."""
-    if name in one.columns or (name == TURN_REWARDS and not is_turn):
-        corrupt(f"{stored} is the second one of a segment, or belongs to no turn")
-    if is_turn and covers_context and not name.startswith(EXTRA):
-        corrupt(f"{stored} covers the context of a turn")
-    if is_turn and name == EXTRA + TOKEN_REWARDS:
-        corrupt(f"{stored} belongs to a turn")
+def _refusals(name: str, *, covers_context: bool) -> Iterator[tuple[bool, str]]:
+    """Yield why turns (True) or other segments (False) cannot have a column, if they cannot."""
+    if name == TURN_REWARDS:
+        yield False, "belongs to no turn"
+    if name == EXTRA + TOKEN_REWARDS:
+        yield True, "belongs to a turn"
+    if covers_context and not name.startswith(EXTRA):
+        yield True, "covers the context of a turn"
+
+
+def _spans(
+    stored: str,
+    name: str,
+    rows: Sequence[int],
+    owners: Sequence[Segment],
+    begins: Sequence[int],
+    missing: NDArray[np.int64] | None,
+) -> list[tuple[int, int]]:
+    """Return the first token of each segment with values of its own, and the end of its values."""
+    behind = [0] * len(owners) if missing is None else missing.tolist()
+    may_miss = int(name.startswith(EXTRA) and name != EXTRA + TOKEN_REWARDS)
+    if any(begins) and name in (LOSS_MASK, TOKEN_VERSIONS):
+        # A parent without such a column has values, too, which depend on its response.
+        corrupt(f"{stored} continues values of a parent")
+    found = []
+    for row, one, begin, none in zip(rows, owners, begins, behind, strict=True):
+        end = one.length - none
+        if not 0 <= begin <= end or not 0 <= none <= may_miss:
+            corrupt(f"{stored} covers tokens {begin} to {end} of segment {row}")
+        found.append((begin, end))
+    return found
 
 
 def _check_inherited(one: Segment) -> None:
@@ -211,20 +231,7 @@ def _episodes(
     versions = _versions(sections, "versions", count)
     reasons = sections.finish_reasons("finish_reasons", count)
     metadata = sections.metadata("metadata", count)
-    extras: list[dict[str, Array]] = [{} for _ in counts]
-    joint: list[dict[str, Array]] = [{} for _ in counts]
-    for match in [*filter(None, map(_STACKED.fullmatch, sections.tensors))]:
-        stored, section = match[0], match[1]
-        rows = _rows(sections, stored, count)
-        name = section.removeprefix(JOINT)
-        if name != "policy_version":
-            name = _extra_name(section)
-        array = _array(sections, stored, section, len(rows))
-        target = extras if section.startswith(EPISODE) else joint
-        for i, row in enumerate(rows):
-            if name in target[row]:
-                corrupt(f"{stored} has a second value of episode {row}")
-            target[row][name] = array[i, ...]
+    extras, joint = _stacked(sections, count)
     found = []
     first = 0
     for i, turns in enumerate(several):
@@ -235,9 +242,12 @@ def _episodes(
             if version is not None or not turns:
                 corrupt("versions per token beside another version, or without turns")
             version = _token_versions(joint[i].pop("policy_version"))
-        if rewards[i] is None and any(turn.reward is not None for turn in turns):
-            corrupt("turns have rewards, and their episode has none")
-        _check_episode(mine, turns, version, extras[i], joint[i])
+        if turns or extras[i] or joint[i]:
+            _check_episode(mine, turns, version, extras[i], joint[i])
+            if rewards[i] is None and any(turn.reward is not None for turn in turns):
+                corrupt("turns have rewards, and their episode has none")
+        elif TOKEN_VERSIONS in mine[0].columns:
+            _check_versions(mine[0], version)
         found.append(
             trusted(
                 Episode,
@@ -254,6 +264,27 @@ def _episodes(
             )
         )
     return found
+
+
+def _stacked(
+    sections: Sections, count: int
+) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """Return the extras of each episode, and its arrays over the tokens of all its turns."""
+    extras: list[dict[str, Array]] = [{} for _ in range(count)]
+    joint: list[dict[str, Array]] = [{} for _ in range(count)]
+    for match in [*filter(None, map(_STACKED.fullmatch, sections.tensors))]:
+        stored, section = match[0], match[1]
+        rows = _rows(sections, stored, count)
+        name = section.removeprefix(JOINT)
+        if name != "policy_version":
+            name = _extra_name(section)
+        array = _array(sections, stored, section, len(rows))
+        target = extras if section.startswith(EPISODE) else joint
+        for i, row in enumerate(rows):
+            if name in target[row]:
+                corrupt(f"{stored} has a second value of episode {row}")
+            target[row][name] = array[i, ...]
+    return extras, joint
 
 
 def _token_versions(array: Array) -> NDArray[np.int32]:
@@ -324,9 +355,6 @@ def _check_episode(
     joint: Mapping[str, Array],
 ) -> None:
     """Check what `Episode` checks of an episode and its turns together."""
-    if not (turns or extras or joint):
-        _check_versions(segments[0], version)
-        return
     tokens = extras_of(turns) if turns else {name: [] for name in extra_values(segments[0])}
     for name, arrays in tokens.items():
         check_kinds(name, arrays)

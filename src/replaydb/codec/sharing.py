@@ -70,8 +70,9 @@ def _longest(
         return best
     context = segment.tokens(0, most)
     for candidate in candidates:
-        if segments[candidate].length > best.shared:
-            known = common_tokens(segments[candidate], context)
+        other, last = segments[candidate], max(best.shared, LEAST_SHARED - 1)
+        if other.length > last and other.tokens(last, last + 1)[0] == context[last]:
+            known = common_tokens(other, context)
             if known > best.shared:
                 best = Share(candidate, known)
                 if known == most:

@@ -35,7 +35,7 @@ from replaydb.domain.episodes.turns import Turn, same_fields, set_fields
 from replaydb.errors import InvalidInputError
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Episode:
     """One completion or trajectory. Its arrays are read-only copies.
 

@@ -94,8 +94,24 @@ class Segment:
         column = self.columns[TOKEN_IDS]
         return column.begin if column.inherits else 0
 
+    def _view(self, name: str, begin: int, end: int) -> Array | None:
+        """Return the values of some tokens if one piece has them all. This is the usual case."""
+        column = self.columns.get(name)
+        if column is None or begin >= end:
+            return None
+        for at, values in column.pieces:
+            if at <= begin:
+                if end <= at + len(values):
+                    whole = at == begin and len(values) == end - begin
+                    return values if whole else values[begin - at : end - at]
+            else:
+                break
+        return None
+
     def pieces(self, name: str, begin: int, end: int) -> list[Piece]:
         """Return the values of the tokens from `begin` to `end`, as far as they are not 0."""
+        if (own := self._view(name, begin, end)) is not None:
+            return [(begin, own)]
         found: list[Piece] = []
         segment: Segment | None = self
         while segment is not None and begin < end:
@@ -123,9 +139,9 @@ class Segment:
 
         It is a view if these tokens are in one piece.
         """
+        if (own := self._view(name, begin, end)) is not None:
+            return own
         found = self.pieces(name, begin, end)
-        if len(found) == 1 and len(found[0][1]) == end - begin:
-            return found[0][1]
         like = self.columns[name].pieces[0][1]
         raw = filled((max(end - begin, 0), *like.shape[1:]), fill, bits(like).dtype)
         for at, values in found:
