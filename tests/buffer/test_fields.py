@@ -209,3 +209,13 @@ def test_trainers_and_ranks(url: str) -> None:
             assert extras_of(lease.batch) == {"mask"}
     with pytest.raises(rdb.InvalidInputError, match=r"^fields: "):
         ReplayDataset(**common, fields=3)  # type: ignore[arg-type]
+
+
+async def test_versions_of_tokens_are_always_read(store: Store) -> None:
+    """Those of the tokens of an episode with turns, too, which are no extra."""
+    turn = Turn(prompt_ids=range(20_000), response_ids=[1])
+    one = Episode(turns=[turn], policy_version=np.arange(20_001), reward=1.0)
+    buffer = await store.buffer("math")
+    await buffer.put(EpisodeGroup("t", [one], group_uid="a"))
+    [group] = await buffer.get(uids=["a"], fields=())
+    assert group.episodes == (one,)

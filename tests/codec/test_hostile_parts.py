@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from numpy.typing import NDArray
 
-from replaydb import codec
+from replaydb import codec, limits
 from replaydb.codec import framing
 from replaydb.domain.episodes import Episode
 from replaydb.errors import ClientTooOldError, CorruptPayloadError
@@ -265,3 +265,19 @@ def test_long_prefixes_are_not_copied(is_chain: bool, is_of_turns: bool) -> None
         shared + count - 1,
     ]
     assert last.values("token/x", 0, last.length).sum() == last.length
+
+
+def test_columns_without_values_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take no bytes, but memory for each segment."""
+    count, names = 1000, 50
+    tensors: dict[str, Any] = {
+        "segments": np.array([[-1, 0, 0, 0]] * count),
+        "token_ids": np.empty(0, np.int32),
+    }
+    tensors |= {f"token/x{i}": np.empty(0, np.int8) for i in range(names)}
+    data = bytes(framing.write(tensors, 2))
+    assert len(payloads.decode(data).episodes) == count
+    monkeypatch.setattr(limits, "MAX_PART_BYTES", 20 * 2**20)
+    refused = pytest.raises(CorruptPayloadError, match="50 columns of 1000 segments")
+    with at_most(20 * 2**20), refused:
+        payloads.decode(data)

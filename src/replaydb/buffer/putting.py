@@ -254,7 +254,7 @@ class Putting(BufferCore):
         compression, version = self.settings.compression, self._row.write_format
         record = to_episode_record(episode, compression, version)
         self._check_size("episode", record.num_bytes)
-        self._log_restart(group_uid, [episode])
+        self._log_restart(group_uid, [episode], [record.facts])
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes + len(record.text or ""))
         async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
@@ -298,9 +298,10 @@ class Putting(BufferCore):
         compression, version = self._row.settings.compression, self._row.write_format
 
         def encode() -> list[GroupRecord]:
-            for group in several:
-                self._log_restart(group.group_uid, group.episodes)
-            return [to_record(group, compression, priority, version) for group in several]
+            records = [to_record(group, compression, priority, version) for group in several]
+            for group, record in zip(several, records, strict=True):
+                self._log_restart(group.group_uid, group.episodes, record.episodes)
+            return records
 
         is_large = sum(map(_num_tokens, several)) > ENCODE_INLINE_TOKENS
         records = await asyncio.to_thread(encode) if is_large else encode()
@@ -319,12 +320,14 @@ class Putting(BufferCore):
                 f"{num_bytes} bytes",
             )
 
-    def _log_restart(self, group_uid: str, episodes: Sequence[Episode]) -> None:
+    def _log_restart(
+        self, group_uid: str, episodes: Sequence[Episode], rows: Iterable[Mapping[str, Any]]
+    ) -> None:
         """Log the first turn that does not continue the turn before it, once per buffer object.
 
         Agents that shorten their context do so on purpose, so it is not an error.
         """
-        if self._is_restart_logged:
+        if self._is_restart_logged or all(row["longest_row"] == row["num_tokens"] for row in rows):
             return
         for episode, turn in restarts(episodes):
             self._is_restart_logged = True

@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import limits
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.codec.sections import EPISODE, JOINT, Sections, is_beyond_float32
@@ -38,6 +39,8 @@ _COLUMN = re.compile(
     _VARIANT + r"(loss_mask|logprobs|token_versions|turn/token_rewards|token/.+)", re.DOTALL
 )
 _STACKED = re.compile(_VARIANT + r"((?:episode|joint)/.+)", re.DOTALL)
+#: Memory of the values of one segment in one column, also if it has none.
+VIEW_BYTES = 500
 #: Dtypes of the columns that are no extras.
 _CODES = {LOSS_MASK: "U8", LOGPROBS: "F32", TOKEN_VERSIONS: "I32", TURN_REWARDS: "F32"}
 
@@ -101,33 +104,46 @@ def _segments(core: Sections) -> list[Segment]:
 
 def _read_columns(sections: Sections, segments: Sequence[Segment], is_turn: Sequence[bool]) -> None:
     """Add the other columns to the segments."""
-    inherits = False
-    for match in [*filter(None, map(_COLUMN.fullmatch, sections.tensors))]:
-        stored, name = match[0], match[1]
-        rows = _rows(sections, stored, len(segments))
-        begins = sections.optional(f"begins/{stored}", "I64", len(rows))
-        missing = None
-        if begins is not None:
-            missing = sections.optional(f"missing/{stored}", "I64", len(rows))
-        owners = [segments[row] for row in rows]
-        for of_turn, wrong in _refusals(name, covers_context=begins is not None):
-            if any(is_turn[row] is of_turn for row in rows):
-                corrupt(f"{stored} {wrong}")
-        if any(name in one.columns for one in owners):
-            corrupt(f"{stored} is the second one of a segment")
-        spans = [(one.prompt_length, one.length) for one in owners]
-        if begins is not None:
-            spans = _spans(stored, name, rows, owners, begins.tolist(), missing)
-        values = _values(sections, stored, name, sum(end - begin for begin, end in spans))
-        last = 0
-        for one, (begin, end) in zip(owners, spans, strict=True):
-            first, last = last, last + end - begin
-            goes_on = begin > 0 and begins is not None
-            inherits |= goes_on
-            one.columns[name] = Column(((begin, values[first:last]),), end, goes_on)
-    if inherits:
+    matches = [*filter(None, map(_COLUMN.fullmatch, sections.tensors))]
+    if len(matches) * len(segments) * VIEW_BYTES > limits.MAX_PART_BYTES:
+        most = f"replaydb.limits.MAX_PART_BYTES is {limits.MAX_PART_BYTES}"
+        corrupt(f"{len(matches)} columns of {len(segments)} segments, and {most}")
+    inherited = [_read_column(sections, segments, is_turn, match[0], match[1]) for match in matches]
+    if any(inherited):
         for one in segments:
             _check_inherited(one)
+
+
+def _read_column(
+    sections: Sections,
+    segments: Sequence[Segment],
+    is_turn: Sequence[bool],
+    stored: str,
+    name: str,
+) -> bool:
+    """Add a column to its segments. Return whether any of them takes values from its parent."""
+    rows = _rows(sections, stored, len(segments))
+    begins = sections.optional(f"begins/{stored}", "I64", len(rows))
+    missing = None
+    if begins is not None:
+        missing = sections.optional(f"missing/{stored}", "I64", len(rows))
+    owners = [segments[row] for row in rows]
+    for of_turn, wrong in _refusals(name, covers_context=begins is not None):
+        if any(is_turn[row] is of_turn for row in rows):
+            corrupt(f"{stored} {wrong}")
+    if any(name in one.columns for one in owners):
+        corrupt(f"{stored} is the second one of a segment")
+    spans = [(one.prompt_length, one.length) for one in owners]
+    if begins is not None:
+        spans = _spans(stored, name, rows, owners, begins.tolist(), missing)
+    values = _values(sections, stored, name, sum(end - begin for begin, end in spans))
+    last, inherits = 0, False
+    for one, (begin, end) in zip(owners, spans, strict=True):
+        first, last = last, last + end - begin
+        goes_on = begin > 0 and begins is not None
+        inherits |= goes_on
+        one.columns[name] = Column(((begin, values[first:last]),), end, goes_on)
+    return inherits
 
 
 def _refusals(name: str, *, covers_context: bool) -> Iterator[tuple[bool, str]]:

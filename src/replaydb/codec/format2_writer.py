@@ -48,7 +48,8 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
         count = sum(len(entry.values) for entry in entries)
         _add(parts, name, _columns(name, entries, len(segments)), count)
     for name, rows in _extras(episodes).items():
-        _add(parts, name, _stacked(name, rows, len(episodes)), len(episodes))
+        count = sum(len(array) for _, array in rows) if name.startswith(JOINT) else len(rows)
+        _add(parts, name, _stacked(name, rows, len(episodes)), count)
     for name, array in context.extras.items():
         section = GROUP + name
         _add(parts, section, [(section, {section: array})], 1)

@@ -52,6 +52,7 @@ def shares(episodes: Sequence[Sequence[Segment]]) -> list[Share]:
                 best = _longest(segment, best, [*branches[:MOST_BRANCHES], *roots], segments)
             if best.parent in branches and best.shared == segments[best.parent].length:
                 branches.remove(best.parent)
+                segment.follows = segments[best.parent]
             while best.parent >= 0 and best.shared <= found[best.parent].shared:
                 best = Share(found[best.parent].parent, best.shared)
             branches.insert(0, len(segments))

@@ -67,9 +67,10 @@ class Segment:
         prompt_length: Number of tokens of the context, P.
         columns: Values of tokens by name. `TOKEN_IDS` is always present. Without a `LOSS_MASK`,
             exactly the tokens of the response are in the loss.
+        follows: A segment with all of whose tokens its context was found to begin, or None.
     """
 
-    __slots__ = ("columns", "length", "parent", "prompt_length")
+    __slots__ = ("columns", "follows", "length", "parent", "prompt_length")
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Segment:
         self.prompt_length = prompt_length
         self.columns = columns
         self.parent = parent
+        self.follows: Segment | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle some ancestors before the parent, because each level is a recursion."""
@@ -273,6 +275,8 @@ def begins_with(segment: Segment, before: Segment) -> bool:
     """Whether the context of a segment begins with all tokens of another one."""
     if segment.prompt_length < before.length:
         return False
+    if segment.follows is before:
+        return True
     if segment.parent is before and segment.shared == before.length:
         return True
     # A segment usually differs where its own tokens begin.
