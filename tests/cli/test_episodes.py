@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
+from sqlalchemy import update
+
 import replaydb as rdb
+from replaydb.database.tables.schema import payload
 from support.command import json_of, rows_of, run
+from support.connections import transaction
 from support.groups import conversation
 
 from .conftest import ESCAPED, HOSTILE
@@ -113,6 +118,44 @@ def test_turns_and_extras_are_columns(url: str) -> None:
     outcome = run("episodes", "show", "math", "g", 2, url=url)
     assert outcome.exit_code == 1
     assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr
+
+
+def test_turns_by_parent(url: str) -> None:
+    """Tokens that a turn has from its parent are listed and counted once."""
+    experts = np.ones((40, 2000), np.uint8)
+    turns = [rdb.Turn(prompt_ids=range(30), response_ids=range(10), token_extras={"x": experts})]
+    for _ in range(14):
+        turns.append(rdb.Turn(parent=turns[-1], new_ids=[7], response_ids=[8, 9]))
+    shifted = rdb.Episode(
+        prompt_ids=[1, 2], response_ids=[3], token_extras={"ref": np.array([0.5, 0.25])}
+    )
+
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            buffer = await store.buffer("math")
+            episodes = [rdb.Episode(turns=turns), shifted]
+            await buffer.put(rdb.EpisodeGroup("t", episodes, group_uid="g"))
+
+    asyncio.run(fill())
+    facts = json_of("episodes", "show", "math", "g", 0, "--tokens", url=url)
+    assert facts["num_tokens"] == len(facts["tokens"]["id"]) == 40 + 14 * 3
+    assert [turn["parent"] for turn in facts["turns"]] == [None, *range(14)]
+    assert facts["turns"][14]["num_prompt_tokens"] == 40 + 13 * 3 + 1
+    assert facts["tokens"]["turn"][-4:] == [13, 14, 14, 14]
+    facts = json_of("episodes", "show", "math", "g", 1, "--tokens", url=url)
+    assert facts["tokens"]["extra.ref"] == [0.5, 0.25, None]
+    table = rows_of(run("episodes", "show", "math", "g", 1, "--tokens", url=url))
+    assert [row[-1] for row in table[-4:-1]] == ["0.5", "0.25", "-"]
+
+    async def damage_experts() -> None:
+        async with transaction(url) as connection:
+            of_experts = payload.c.field == "x"
+            await connection.execute(update(payload).where(of_experts).values(checksum=0))
+            await connection.commit()
+
+    asyncio.run(damage_experts())  # a list does not read them
+    listed = json_of("episodes", "list", "math", url=url)
+    assert [one["num_tokens"] for one in listed] == [82, 3]
 
 
 def test_errors_of_tokenizers(sqlite_url: str, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from replaydb.cli.selecting import (
     with_known,
 )
 from replaydb.domain.decoding import decoder, token_columns
+from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -139,19 +140,20 @@ def show(
     """Show an episode: its text or decoded tokens, its turns, and with --tokens every token."""
     decode = None if tokenizer is None else decoder(tokenizer)
     group_id, one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
+    row = Unrepeated(one)
     facts = {"group_id": group_id, "position": position, **facts_of(one)}
     if decode is not None:
         facts["prompt"] = decode(one.prompt_ids.tolist())
-        facts["response"] = decode(one.response_ids.tolist())
-    columns = token_columns(one, decode) if tokens else {}
+        facts["response"] = decode(row.token_ids(one.prompt_length).tolist())
+    columns = token_columns(row, decode) if tokens else {}
+    turns = list(map(_turn, one.turns, row.parents))
     if as_json:
-        facts |= {"extras": values_of(one.extras), "turns": [_turn(turn) for turn in one.turns]}
+        facts |= {"extras": values_of(one.extras), "turns": turns}
         print_json({**facts, "tokens": columns} if tokens else facts)
         return
     texts = {name: facts.pop(name) for name in ("text", "prompt", "response") if name in facts}
     print_fields({**facts, "extras": shapes_of(one.extras)})
-    if one.turns:
-        turns = [_turn(turn) for turn in one.turns]
+    if turns:
         print_table(
             ("turn", *TURN_FIELDS),
             [(i, *(turn[name] for name in TURN_FIELDS)) for i, turn in enumerate(turns)],
@@ -190,7 +192,7 @@ async def _find(
 
 async def _readable(buffer: Buffer, ids: list[int]) -> Sequence[StoredGroup]:
     try:
-        return await buffer.get(ids)
+        return await buffer.get(ids, fields=())
     except (CorruptPayloadError, PayloadGoneError, UnknownGroupError) as error:
         return [] if error.batch is None else error.batch.groups
 
@@ -215,15 +217,18 @@ def shapes_of(extras: Mapping[str, Any]) -> dict[str, str]:
 
 
 #: Columns of the table of turns.
-TURN_FIELDS = ("num_prompt_tokens", "num_response_tokens", "reward", "finish_reason", "metadata")
+TURN_FIELDS = (
+    *("num_prompt_tokens", "num_response_tokens", "reward", "finish_reason", "parent", "metadata"),
+)
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
-    """Return a turn without its tokens."""
+def _turn(turn: Turn, parent: int) -> dict[str, Any]:
+    """Return a turn without its tokens. `parent`: index of its parent, -1 for none."""
     rewards, version = turn.token_rewards, turn.policy_version
     return {
-        "num_prompt_tokens": len(turn.prompt_ids),
+        "num_prompt_tokens": turn.segment.prompt_length,
         "num_response_tokens": len(turn.response_ids),
+        "parent": None if parent < 0 else parent,
         "reward": turn.reward,
         "token_rewards": None if rewards is None else rewards.tolist(),
         "policy_version": version if isinstance(version, int | None) else version.tolist(),

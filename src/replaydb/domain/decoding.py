@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from replaydb.errors import InvalidInputError, NotSupportedError
 
 if TYPE_CHECKING:
-    from replaydb import Episode
+    from replaydb.domain.episodes.unrepeated import Unrepeated
 
 Decode: TypeAlias = Callable[[list[int]], str]
 
@@ -71,32 +71,27 @@ def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
     return texts
 
 
-def token_columns(episode: Episode, decode: Decode | None) -> dict[str, list[Any]]:
+def token_columns(tokens: Unrepeated, decode: Decode | None) -> dict[str, list[Any]]:
     """Return columns with one value per token, such as id, text, mask and logprob.
 
     A missing value is None. The advantage is that of the episode, for tokens that are trained on.
     Token-level advantages are extras, which are columns too: `extra.NAME`, with a number or nested
     lists per token.
     """
-    ids, mask = episode.token_ids.tolist(), episode.loss_mask.tolist()
-    columns = {"position": list(range(len(ids))), "id": ids}
+    advantage = tokens.episode.advantage
+    ids, mask, count = tokens.token_ids().tolist(), tokens.loss_mask().tolist(), tokens.num_tokens
+    columns = {"position": list(range(count)), "id": ids}
     if decode is not None:
         columns["text"] = [decode([token]) for token in ids]
     columns["mask"] = [int(trained) for trained in mask]
-    columns["logprob"] = _numbers(episode.logprobs, len(ids))
-    columns["advantage"] = [episode.advantage if trained else None for trained in mask]
-    columns["version"] = _numbers(episode.policy_version, len(ids))
-    columns["turn"] = _turns(episode, len(ids))
-    for name, values in episode.token_extras.items():
-        columns[f"extra.{name}"] = values.tolist()
+    columns["logprob"] = _numbers(tokens.logprobs(), count)
+    columns["advantage"] = [advantage if trained else None for trained in mask]
+    columns["version"] = _numbers(tokens.versions(), count)
+    columns["turn"] = [i for i, size in enumerate(tokens.sizes) for _ in range(size)]
+    for name, values in tokens.token_extras().items():
+        columns[f"extra.{name}"] = [*values.tolist(), *[None] * (count - len(values))]
     return columns
 
 
 def _numbers(values: Any, count: int) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else [values] * count
-
-
-def _turns(episode: Episode, length: int) -> list[int]:
-    if not episode.turns:
-        return [0] * length
-    return [i for i, turn in enumerate(episode.turns) for _ in range(turn.num_tokens)]

@@ -34,6 +34,7 @@ class Unrepeated:
         segments: The tokens of each turn, or those of an episode without turns.
         parents: Index of the parent of each segment, -1 for none.
         shared: Number of first tokens of each segment that are left out.
+        sizes: Number of tokens of each segment that are not left out.
         offsets: Position of the first token of each segment, and the number of all tokens.
     """
 
@@ -44,8 +45,8 @@ class Unrepeated:
         self.segments = episode.segments
         self.parents = [index.get(id(turn.parent), -1) for turn in turns] or [-1]
         self.shared = [_num_shared(turn) for turn in turns] or [0]
-        sizes = [one.length - n for one, n in zip(self.segments, self.shared, strict=True)]
-        self.offsets = [0, *accumulate(sizes)]
+        self.sizes = [one.length - n for one, n in zip(self.segments, self.shared, strict=True)]
+        self.offsets = [0, *accumulate(self.sizes)]
         self._starts = [0, *accumulate(one.length for one in self.segments)]
 
     @property
