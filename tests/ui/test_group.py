@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,12 +13,17 @@ from unittest.mock import AsyncMock
 import httpx
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError, Turn
+from replaydb.database.tables.schema import payload
+from replaydb.domain.episodes import unrepeated
+from replaydb.domain.episodes.segments import Segment
 from replaydb.packs.folder import Folder
 from replaydb.ui import application, differences, tokens
 from replaydb.ui.views import group as view
+from support.connections import transaction
 from support.damage import damage
 from support.engines import both_engines
 from support.groups import conversation, episode, group, groups
@@ -360,6 +366,74 @@ async def test_advantages_of_grpo_are_coloured(browser: httpx.AsyncClient, buffe
     page = await get(browser, "/compare", group=one, a=0, b=1)
     [table] = page.tables.values()
     assert [row[2] for row in table[1:]] == ["0.9999", "-0.9999"]
+
+
+@both_engines
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_a_long_trajectory_with_large_extras(
+    browser: httpx.AsyncClient, buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages read only tokens, and make arrays of those that they show."""
+    experts = np.ones((400, 48, 8), np.uint8)
+    fields: dict[str, Any] = {"policy_version": 2, "token_extras": {"experts": experts[:59]}}
+    turns = [Turn(prompt_ids=range(40), response_ids=range(20), **fields)]
+    for i in range(1, 30):
+        fields["token_extras"] = {"experts": experts[: 60 + 6 * i - 1]}
+        turns.append(Turn(parent=turns[-1], new_ids=range(4), response_ids=[65, 66], **fields))
+    turns.append(Turn(parent=turns[5], prompt_ids=range(50), response_ids=[67]))
+    one = Episode(turns=turns, reward=1.0)
+    count = 60 + 29 * 6 + 11
+    [id_] = await buffer.put(EpisodeGroup("t", [one, one]))
+    [info] = await buffer.find()
+    assert info.num_bytes > 100_000
+    monkeypatch.setattr(view, "MAX_BYTES", 10_000)
+    monkeypatch.setattr("replaydb.ui.views.episode.TOKENS", 20)
+    monkeypatch.setattr(tokens, "TEXT_TOKENS", 20)
+    async with transaction(url) as connection:  # what is not read is not checked
+        of_experts = payload.c.field == "experts"
+        await connection.execute(update(payload).where(of_experts).values(checksum=0))
+        await connection.commit()
+    for name in ("token_ids", "response_ids", "loss_mask", "logprobs", "policy_version"):
+        monkeypatch.setattr(Episode, name, None)  # these are arrays of all turns
+    made: list[int] = []
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found = original(*args)
+            made.append(len(found))
+            return found
+
+        return call
+
+    monkeypatch.setattr(Segment, "values", counted(Segment.values))
+    monkeypatch.setattr(unrepeated, "joined", counted(unrepeated.joined))
+    for by in ("logprob", "mask", "advantage", "version"):
+        page = await get(browser, "/episode", group=id_, position=0, show="tokens", by=by, part=2)
+        assert len([it for it, _ in page.named("span") if "title" in it]) == 20
+    names = [text for name, text in page.headings if name == "h2"]
+    assert names[1] == "turn 1 of 31: response"
+    page = await get(browser, "/episode", group=id_, position=0, show="tokens", part=99)
+    names = [text for name, text in page.headings if name == "h2"]
+    assert names[-2:] == [
+        "turn 31 of 31: context after 40 tokens of turn 6",
+        "turn 31 of 31: response",
+    ]
+    assert f"to {count - 1} of {count}" in page.text
+    decode_bytes(browser)
+    seen = ""
+    for part in range(-(-count // 20)):
+        page = await get(browser, "/episode", group=id_, position=0, part=part)
+        seen += "".join(text for _, text in page.named("pre"))
+    assert seen.count("AB") == 29
+    assert seen.endswith("C")
+    assert max(made) <= 60
+    page = await get(browser, "/group", id=id_)
+    assert page.text.count("turn 31 of 31: response") == 2
+    page = await get(browser, "/compare", group=id_, a=0, b=1)
+    assert "No differences" in page.text
+    monkeypatch.setattr(view, "MAX_BYTES", 500)
+    page = await get(browser, "/episode", group=id_, position=0)
+    assert "The tokens are not shown: they have more than 500 bytes." in page.text
 
 
 async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buffer) -> None:

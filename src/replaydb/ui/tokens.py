@@ -11,6 +11,7 @@ import numpy as np
 
 from replaydb.domain.decoding import LONGEST_CHARACTER, Decode, token_texts
 from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes.unrepeated import Unrepeated
 
 By = Literal["logprob", "advantage", "mask", "version"]
 
@@ -22,6 +23,9 @@ CHARACTERS = 20_000
 BEFORE = 8
 #: Tokens, or characters of a text, at the beginning and at the end of an excerpt.
 MAX_TOKENS, MAX_CHARACTERS = 200, 700
+
+#: Names of the token extras with advantages. The first one that there is counts.
+ADVANTAGES = ("advantages", "advantage")
 
 #: Upper bounds of the logprob of each color.
 LOGPROBS = (-0.05, -0.2, -0.5, -1.0, -2.0, -4.0, -6.0, -8.0)
@@ -117,37 +121,28 @@ class Part:
         return self.start <= span.start < self.end or span.start == self.end == self.total
 
 
-def spans(one: Episode) -> list[Span]:
+def spans(tokens: Unrepeated) -> list[Span]:
     """Return prompt and response, or context and response of each turn.
 
     Empty spans are omitted, except for responses of turns.
     """
+    turns, offsets = tokens.episode.turns, tokens.offsets
     found: list[Span] = []
-    if not one.turns:
-        found = [
-            Span("prompt", 0, one.prompt_length, False),
-            Span("response", one.prompt_length, one.num_tokens, True),
-        ]
-    at = 0
-    for i, turn in enumerate(one.turns):
-        middle = at + len(turn.prompt_ids)
-        end = middle + len(turn.response_ids)
-        name = f"turn {i + 1} of {len(one.turns)}"
+    for i, (segment, shared) in enumerate(zip(tokens.segments, tokens.shared, strict=True)):
+        turn, before = (turns[i], f"turn {i + 1} of {len(turns)}: ") if turns else (None, "")
+        context = "context" if turns else "prompt"
+        if shared:
+            context += f" after {shared:,} tokens of turn {tokens.parents[i] + 1}"
+        middle = offsets[i] + segment.prompt_length - shared
         found += [
-            Span(f"{name}: context", at, middle, False, turn),
-            Span(f"{name}: response", middle, end, True, turn),
+            Span(before + context, offsets[i], middle, False, turn),
+            Span(f"{before}response", middle, offsets[i + 1], True, turn),
         ]
-        at = end
     return [span for span in found if span.start < span.end or (span.sampled and span.turn)]
 
 
-def within(one: Episode, part: Part) -> list[Span]:
-    """Return the spans that a part overlaps, cut to the part."""
-    return [span.cut(part.start, part.end) for span in spans(one) if part.has(span)]
-
-
 def tokens_of(
-    one: Episode,
+    tokens: Unrepeated,
     part: Part,
     by: By,
     decode: Decode | None,
@@ -157,21 +152,23 @@ def tokens_of(
     """Yield the spans of a part with their tokens.
 
     Args:
-        one: The episode.
+        tokens: The tokens of the episode.
         part: The part.
         by: The value that colors represent.
         decode: Decodes tokens; None without a tokenizer.
         advantage: Advantage of the episode, for episodes without advantages per token.
         max_advantage: The absolute advantage that has the strongest color.
     """
-    texts = texts_in_range(one.token_ids, part.start, part.end, decode)
-    mask = one.loss_mask[part.start : part.end].tolist()
-    logprobs = _each(one.logprobs, part)
-    own = own_advantages(one)
+    at = part.start, part.end
+    ids = tokens.token_ids(*at).tolist()
+    texts = texts_in_range(Ids(tokens), *at, decode)
+    mask = tokens.loss_mask(*at).tolist()
+    logprobs = _each(tokens.logprobs(*at), part)
+    own = own_advantages(tokens, *at)
     advantages = _each(advantage if own is None else own, part)
-    versions = _each(one.policy_version, part)
-    color = _colors(one, by, max_advantage)
-    for span in within(one, part):
+    versions = _each(tokens.versions(*at), part)
+    color = _colors(tokens, by, max_advantage)
+    for span in [span.cut(*at) for span in spans(tokens) if part.has(span)]:
         shown = []
         for position in range(span.start, span.end):
             i = position - part.start
@@ -179,8 +176,8 @@ def tokens_of(
             version = versions[i] if span.sampled else None
             values = (mask[i], logprob, _known(advantages[i]) if mask[i] else None, version)
             name, tooltip = color(*values)
-            id_, text = int(one.token_ids[position]), texts[i].replace("\n", "↵\n")
-            shown.append(Token(position, id_, text, not text, name, tooltip, *values))
+            text = texts[i].replace("\n", "↵\n")
+            shown.append(Token(position, ids[i], text, not text, name, tooltip, *values))
         yield span, shown
 
 
@@ -188,29 +185,28 @@ def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def highest_advantage(one: Episode, advantage: float | None) -> float:
+def highest_advantage(tokens: Unrepeated, advantage: float | None) -> float:
     """Return the largest absolute advantage of the tokens, or that of the episode; 0 if none."""
-    own = own_advantages(one)
+    own = own_advantages(tokens)
     if own is None:
         return 0.0 if advantage is None else abs(advantage)
-    return float(np.abs(own[one.loss_mask & np.isfinite(own)]).max(initial=0.0))
+    mask = tokens.loss_mask()[: len(own)]
+    return float(np.abs(own[mask & np.isfinite(own)]).max(initial=0.0))
 
 
-def own_advantages(one: Episode) -> Any:
+def own_advantages(tokens: Unrepeated, begin: int = 0, end: int | None = None) -> Any:
     """Return the advantages per token from the token extras; None if there are none."""
-    for name in ("advantages", "advantage"):
-        own = one.token_extras.get(name)
-        if isinstance(own, np.ndarray) and own.ndim == 1:
-            return own
-    return None
+    found = tokens.token_extras(begin, end, ADVANTAGES)
+    known = [found[name] for name in ADVANTAGES if name in found]
+    return next((one for one in known if isinstance(one, np.ndarray) and one.ndim == 1), None)
 
 
-def legend(one: Episode, by: By, max_advantage: float) -> list[tuple[str, str]]:
+def legend(tokens: Unrepeated, by: By, max_advantage: float) -> list[tuple[str, str]]:
     """Return the CSS classes with the values that they represent."""
     if by == "mask":
         return [("on", "in the loss"), ("off", "not in the loss")]
     if by == "version":
-        found = [(f"v{i % VERSIONS}", f"version {it}") for i, it in enumerate(_versions(one))]
+        found = [(f"v{i % VERSIONS}", f"version {it}") for i, it in enumerate(_versions(tokens))]
         return [*found[:100], ("none", "context, or unknown")]
     if by == "advantage":
         values = [max_advantage * i / 4 for i in range(-4, 5)] if max_advantage > 0 else [0.0]
@@ -225,9 +221,10 @@ def legend(one: Episode, by: By, max_advantage: float) -> list[tuple[str, str]]:
     ]
 
 
-def _colors(one: Episode, by: By, max_advantage: float) -> Callable[..., tuple[str, str]]:
+def _colors(tokens: Unrepeated, by: By, max_advantage: float) -> Callable[..., tuple[str, str]]:
     """Return a function that gives the CSS class and tooltip of a token."""
-    colors = {version: i % VERSIONS for i, version in enumerate(_versions(one))}
+    versions = _versions(tokens) if by == "version" else []
+    colors = {version: i % VERSIONS for i, version in enumerate(versions)}
 
     def color(
         trained: bool, logprob: float | None, advantage: float | None, version: int | None
@@ -252,8 +249,8 @@ def _advantage_class(value: float, max_advantage: float) -> str:
     return "a0" if step == 0 else f"{'p' if step > 0 else 'm'}{abs(step)}"
 
 
-def _versions(one: Episode) -> list[int]:
-    version = one.policy_version
+def _versions(tokens: Unrepeated) -> list[int]:
+    version = tokens.versions()
     if version is None or isinstance(version, int):
         return [] if version is None else [version]
     return list(np.unique(version).tolist())
@@ -261,9 +258,27 @@ def _versions(one: Episode) -> list[int]:
 
 def _each(values: Any, part: Part) -> list[Any]:
     """Return one value per token of a part, from an array, a single value or None."""
+    count = part.end - part.start
     if isinstance(values, np.ndarray):
-        return list(values[part.start : part.end].tolist())
-    return [values] * (part.end - part.start)
+        return [*values.tolist(), *[None] * (count - len(values))]
+    return [values] * count
+
+
+class Ids:
+    """Token ids of an episode as an array whose slices are made when they are asked for."""
+
+    def __init__(self, tokens: Unrepeated, begin: int = 0, end: int | None = None) -> None:
+        self._tokens, self._begin = tokens, begin
+        self._end = tokens.num_tokens if end is None else end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __getitem__(self, at: slice | int) -> Any:
+        if isinstance(at, int):
+            return self[at : at + 1][0]
+        begin, end, _ = at.indices(len(self))
+        return self._tokens.token_ids(self._begin + begin, self._begin + max(begin, end))
 
 
 def texts_in_range(ids: Any, start: int, end: int, decode: Decode | None) -> list[str]:
@@ -349,16 +364,17 @@ def texts_of(
         text = text or ""
         part = Part.of(number, len(text), CHARACTERS, "characters")
         return part, [("text", None, text[part.start : part.end])] if text else []
-    part = Part.of(number, len(one.token_ids), TEXT_TOKENS)
-    texts = _span_texts(one, part, decode)
+    tokens = Unrepeated(one)
+    part = Part.of(number, tokens.num_tokens, TEXT_TOKENS)
+    texts = _span_texts(tokens, part, decode)
     return part, [(span.name, span.turn if span.sampled else None, text) for span, text in texts]
 
 
-def _span_texts(one: Episode, part: Part, decode: Decode) -> Iterator[tuple[Span, str]]:
+def _span_texts(tokens: Unrepeated, part: Part, decode: Decode) -> Iterator[tuple[Span, str]]:
     """Yield the spans that a part overlaps, with their text inside the part."""
-    for span in spans(one):
+    for span in spans(tokens):
         if part.has(span):
-            cut, ids = span.cut(part.start, part.end), one.token_ids[span.start : span.end]
+            cut, ids = span.cut(part.start, part.end), Ids(tokens, span.start, span.end)
             yield span, decoded_text(ids, cut.start - span.start, cut.end - span.start, decode)
 
 
@@ -381,14 +397,15 @@ class Excerpt:
 def excerpt(one: Episode | None, text: str | None, decode: Decode | None) -> Excerpt | None:
     """Return an excerpt of the response, or None without a text. Arguments as of `texts_of`."""
     if one is not None and decode is not None:
-        start, end = one.prompt_length, len(one.token_ids)
+        tokens = Unrepeated(one)
+        start, end = one.prompt_length, tokens.num_tokens
         left_out = max(0, end - start - 2 * MAX_TOKENS)
         ends = [(start, start + MAX_TOKENS), (end - MAX_TOKENS, end)]
         parts = [Part(0, 1, *at, end) for at in (ends if left_out else [(start, end)])]
         shown = [
             [
                 (span.name if span.turn else "", span_text)
-                for span, span_text in _span_texts(one, part, decode)
+                for span, span_text in _span_texts(tokens, part, decode)
             ]
             for part in parts
         ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,12 +19,14 @@ from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Turn
 from replaydb.domain.episodes.merging import restarts
+from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.domain.results import EpisodeInfo, GroupInfo
 from replaydb.errors import InvalidInputError
 from replaydb.ui import downloads
 from replaydb.ui.differences import Comparison, compared, count_words, words
 from replaydb.ui.pages import buffer_of, choice_of, number_of, optional_number, page
 from replaydb.ui.tokens import (
+    ADVANTAGES,
     TOKENS,
     By,
     Part,
@@ -163,7 +166,7 @@ async def load_episode(
         UnknownGroupError: There is no such group.
         HTTPException: The group has no such episode.
     """
-    loaded = await load(buffer, group_id)
+    loaded = await load(buffer, group_id, fields=ADVANTAGES if show == "tokens" else ())
     summary = loaded.summary(_find_info(loaded.info, loaded.infos, position))
     one, text = loaded.episodes.get(position), loaded.texts.get(position)
     view = EpisodeView(loaded, summary, show if one is not None else "text", by)
@@ -183,16 +186,20 @@ async def load_episode(
             texts=texts,
             metadata=one.metadata,
         )
-    part = Part.of(number, len(one.token_ids), TOKENS)
-    max_advantage = max(
-        highest_advantage(it, loaded.advantages[i]) for i, it in loaded.episodes.items()
-    )
+    tokens = Unrepeated(one)
+    part = Part.of(number, tokens.num_tokens, TOKENS)
+    max_advantage = 0.0
+    if by == "advantage":
+        max_advantage = max(
+            highest_advantage(Unrepeated(it), loaded.advantages[i])
+            for i, it in loaded.episodes.items()
+        )
     return replace(
         view,
         part=part,
-        tokens=list(tokens_of(one, part, by, decode, summary.advantage, max_advantage)),
-        own_advantages=own_advantages(one) is not None,
-        legend=legend(one, by, max_advantage),
+        tokens=list(tokens_of(tokens, part, by, decode, summary.advantage, max_advantage)),
+        own_advantages=own_advantages(tokens, part.start, part.end) is not None,
+        legend=legend(tokens, by, max_advantage),
         metadata=one.metadata,
     )
 
@@ -278,8 +285,10 @@ async def load_comparison(
         view = replace(view, by="tokens", not_by_words=why)
     find = _by_words if view.by == "words" else _by_tokens
     found = await asyncio.to_thread(find, loaded, positions, decode)
-    ids = [it.response_ids for i, it in loaded.episodes.items() if i in positions]
-    tokens_differ = found.same and len(ids) == 2 and not np.array_equal(ids[0], ids[1])
+    tokens_differ = False
+    if found.same and loaded.problem is None:
+        left, right = (_response(loaded, position) for position in positions)
+        tokens_differ = not np.array_equal(left, right)
     return replace(view, found=found, tokens_differ=tokens_differ)
 
 
@@ -288,7 +297,7 @@ def _not_by_words(
 ) -> str | None:
     """Return why two episodes cannot be compared by words, or None if they can."""
     if decode is not None:
-        is_long = any(len(group.episodes[it].response_ids) > MAX_DECODED for it in positions)
+        is_long = any(len(_response(group, it)) > MAX_DECODED for it in positions)
         return f"an episode has more than {MAX_DECODED:,} tokens" if is_long else None
     texts = [group.texts.get(it) for it in positions]
     if None in texts:
@@ -297,12 +306,18 @@ def _not_by_words(
     return f"an episode has more than {MAX_CHARACTERS:,} characters" if is_long else None
 
 
+def _response(group: LoadedGroup, position: int) -> NDArray[np.int32]:
+    """Return the tokens of an episode after its prompt."""
+    one = group.episodes[position]
+    return Unrepeated(one).token_ids(one.prompt_length)
+
+
 def _by_words(group: LoadedGroup, positions: Sequence[int], decode: Decode | None) -> Comparison:
     left, right = (
         words(
             group.texts[it]
             if decode is None
-            else decoded_text(ids := group.episodes[it].response_ids, 0, len(ids), decode)
+            else decoded_text(ids := _response(group, it), 0, len(ids), decode)
         )
         for it in positions
     )
@@ -319,5 +334,5 @@ def _by_tokens(group: LoadedGroup, positions: Sequence[int], decode: Decode | No
             text or ("" if decode([it]) else f"⟨{it}⟩") for text, it in zip(texts, ids, strict=True)
         ]
 
-    left, right = (group.episodes[it].response_ids for it in positions)
+    left, right = (_response(group, it) for it in positions)
     return compared(left, right, item_texts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
 
 import numpy as np
+from sqlalchemy import func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from replaydb import analysis
 from replaydb.batch import StoredGroup
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
+from replaydb.database.tables.schema import CONTEXT_PART, payload
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Episode
 from replaydb.domain.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
@@ -42,7 +44,7 @@ ROWS = 100
 EXCERPTS = 16
 #: GRPO advantages are computed for groups with fewer episodes than this.
 MAX_EPISODES = 4096
-#: Maximum size in bytes of a group that is read for a page, and maximum seconds to read it.
+#: Maximum size in bytes of what is read of a group for a page, and maximum seconds to read it.
 MAX_BYTES, READ_SECONDS = 64_000_000, 10.0
 
 
@@ -201,13 +203,18 @@ async def info_of(buffer: Buffer, group_id: int) -> GroupInfo:
     return found[0]
 
 
-async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str | None]:
-    """Return a group with its tokens and None, or None and the reason why they cannot be read."""
-    if info.num_bytes > MAX_BYTES:
-        return None, f"The tokens are not shown: the group has more than {MAX_BYTES:,} bytes."
+async def read(
+    buffer: Buffer, info: GroupInfo, fields: Collection[str] = ()
+) -> tuple[StoredGroup | None, str | None]:
+    """Return a group with its tokens and None, or None and the reason why they cannot be read.
+
+    `fields`: names of the extras to read.
+    """
+    if info.num_bytes > MAX_BYTES and await _num_bytes(buffer, info) > MAX_BYTES:
+        return None, f"The tokens are not shown: they have more than {MAX_BYTES:,} bytes."
     try:
         async with asyncio.timeout(READ_SECONDS):
-            [stored] = await buffer.get([info.id])
+            [stored] = await buffer.get([info.id], fields=fields)
     except TimeoutError:  # requests to an object store are retried for a minute
         location = buffer._payloads.url or "the database"
         reason = f"{location}: no response in {READ_SECONDS:g} seconds"
@@ -224,6 +231,14 @@ async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str
     except CorruptPayloadError as error:
         return None, f"The tokens are damaged: {error.reason}"
     return stored, None
+
+
+async def _num_bytes(buffer: Buffer, info: GroupInfo) -> int:
+    """Return the size of the payload of a group without its large extras."""
+    size = func.coalesce(func.length(payload.c.data), payload.c.pack_length)
+    parts = payload.c.group_id == info.id, payload.c.part >= CONTEXT_PART
+    rows = await buffer._read(lambda session: session.run(select(func.sum(size)).where(*parts)))
+    return int(rows[0][0] or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +273,17 @@ class LoadedGroup:
         return EpisodeSummary(info, self.advantages[info.position], ended, shown)
 
 
-async def load(buffer: Buffer, group_id: int, limit: int | None = None) -> LoadedGroup:
-    """Load a group with at most `limit` of its episodes.
+async def load(
+    buffer: Buffer, group_id: int, limit: int | None = None, fields: Collection[str] = ()
+) -> LoadedGroup:
+    """Load a group with at most `limit` of its episodes, and with the extras in `fields`.
 
     Raises:
         UnknownGroupError: There is no such group.
     """
     info = await info_of(buffer, group_id)
     infos = await buffer.episodes(group_id, limit=info.num_episodes if limit is None else limit)
-    stored, problem = await read(buffer, info)
+    stored, problem = await read(buffer, info, fields)
     episodes: dict[int, Episode] = {}
     if stored is None:
         texts = (await buffer.texts([group_id])).get(group_id, {})

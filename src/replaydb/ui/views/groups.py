@@ -21,6 +21,7 @@ from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.domain.results import GroupInfo
 from replaydb.errors import (
     CorruptPayloadError,
@@ -310,10 +311,14 @@ async def _decoded(buffer: Buffer, info: GroupInfo, decode: Decode) -> list[str]
     if info.num_tokens > MAX_DECODED:
         return []
     try:
-        [group] = await buffer.get([info.id])
+        [group] = await buffer.get([info.id], fields=())
     except (CorruptPayloadError, PayloadGoneError, UnknownGroupError):
         return []
-    ids = [one.response_ids.tolist() for one in group.episodes if one.text is None]
+    ids = [
+        Unrepeated(one).token_ids(one.prompt_length).tolist()
+        for one in group.episodes
+        if one.text is None
+    ]
     return await asyncio.to_thread(lambda: [decode(it) for it in ids])
 
 
