@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sqlalchemy import delete, update
 
 import replaydb as rdb
 from replaydb import Batch, Buffer, Episode, EpisodeGroup, Fifo, Store, Turn, blocking
 from replaydb.batch import PaddedBatch
 from replaydb.database import migrations
+from replaydb.database.tables.schema import payload
+from replaydb.operations import verify
 from replaydb.training.dataset import ReplayDataset
 from replaydb.training.distributed import ShardedBuffer
+from support.connections import transaction
 from support.damage import damage
 
 LAYOUTS = pytest.mark.parametrize("layout", ["inside", "outside"])
@@ -167,6 +172,12 @@ async def test_groups_that_lack_extras_cannot_be_put(store: Store) -> None:
         await buffer.put(part, on_duplicate="replace")
     with pytest.raises(rdb.InvalidInputError, match=expected):
         part.without_stale_episodes(0)
+    for copied in (part.episodes, pickle.loads(pickle.dumps(part.episodes))):  # noqa: S301
+        with pytest.raises(rdb.InvalidInputError, match=expected):
+            await buffer.put(EpisodeGroup("t", copied))
+    await buffer.open_group("t", "open", 2)
+    with pytest.raises(rdb.InvalidInputError, match=r"^episode: expected one of which all extras"):
+        await buffer.add_episode("open", part.episodes[0])
     [whole] = await buffer.get(uids=["a"])
     [group_id] = await buffer.put(whole, on_duplicate="replace")
     assert extras_of(Batch(await buffer.get([group_id]))) == {*NAMES}
@@ -209,6 +220,27 @@ def test_trainers_and_ranks(url: str) -> None:
             assert extras_of(lease.batch) == {"mask"}
     with pytest.raises(rdb.InvalidInputError, match=r"^fields: "):
         ReplayDataset(**common, fields=3)  # type: ignore[arg-type]
+
+
+async def test_a_missing_extra_is_damage(store: Store, url: str) -> None:
+    """A row of a large extra that was deleted or renamed is no group without this extra."""
+    buffer = await store.buffer("math")
+    ids = await buffer.put([stored_group("a"), stored_group("b")])
+    mine = payload.c.field == "image"
+    async with transaction(url) as connection:
+        gone = delete(payload).where(mine, payload.c.group_id == ids[0])
+        await connection.execute(gone)
+        renamed = update(payload).where(mine).values(field="other")
+        await connection.execute(renamed)
+    assert extras_of(Batch(await buffer.get(ids, fields="top"))) == {"top"}
+    with pytest.raises(rdb.CorruptPayloadError, match="extra 'image' is missing") as caught:
+        await buffer.get(ids, fields="image")
+    assert list(caught.value.group_ids) == ids
+    with pytest.raises(rdb.CorruptPayloadError, match="extra 'image' is missing"):
+        await buffer.get(ids[:1])
+    found = {(one.kind, one.where.partition(",")[0]) for one in (await verify(store)).problems}
+    assert ("payload", f"group {ids[0]}") in found
+    await buffer.delete(ids)
 
 
 async def test_versions_of_tokens_are_always_read(store: Store) -> None:

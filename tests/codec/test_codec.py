@@ -19,7 +19,7 @@ from replaydb.codec import format2_writer
 from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.settings import Compression
-from replaydb.errors import NotSupportedError
+from replaydb.errors import CorruptPayloadError, NotSupportedError
 from support import payloads
 from support.examples import examples
 from support.samples import DTYPES, array_of, contexts, episode, sample_branches, sample_episodes
@@ -124,7 +124,7 @@ def test_an_extra_continues_values_in_the_same_part() -> None:
     second = Turn(parent=first, new_ids=[2], response_ids=[3], token_extras={"hidden": whole})
     core, column = codec.encode([Episode(turns=[first, second])])
     assert (core.field, column.field) == (None, "hidden")
-    [one] = codec.decode([core.data]).episodes
+    [one] = codec.decode([core.data], fields=()).episodes
     assert one.token_extras == {}
     [one] = codec.decode([core.data, column.data]).episodes
     assert [*one.turns] == [first, second]
@@ -169,9 +169,11 @@ def sample_of_version_2() -> codec.Contents:
 def test_version_2_still_decodes(stem: str) -> None:
     parts = {path.name: path.read_bytes() for path in DATA.glob(f"{stem}.*")}
     core = parts.pop(f"{stem}.core.safetensors")
-    assert len(parts) == 3
+    assert len(parts) == 2
     assert codec.decode([core, *parts.values()]) == sample_of_version_2()
-    without = codec.decode([core])
+    with pytest.raises(CorruptPayloadError, match=r"extra '[a-z]+' is missing"):
+        codec.decode([core])
+    without = codec.decode([core], fields=())
     assert [one.token_ids.tolist() for one in without.episodes] == [
         one.token_ids.tolist() for one in sample_of_version_2().episodes
     ]

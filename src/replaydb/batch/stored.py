@@ -117,9 +117,9 @@ def check_whole(group: EpisodeGroup) -> None:
         InvalidInputError: Others may be stored.
     """
     fields = group.fields if isinstance(group, StoredGroup) else None
-    if fields is not None:
+    if fields is not None or not all(episode.is_whole for episode in group.episodes):
         expected = "None, so that all extras of the group are read before it is put again"
-        raise InvalidInputError("fields", expected, sorted(fields))
+        raise InvalidInputError("fields", expected, "some" if fields is None else sorted(fields))
 
 
 def id_of(group: EpisodeGroup) -> int:

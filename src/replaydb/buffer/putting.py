@@ -252,6 +252,9 @@ class Putting(BufferCore):
         if position is not None:
             position = checks.whole_number("position", position)
         compression, version = self.settings.compression, self._row.write_format
+        if not episode.is_whole:
+            expected = "one of which all extras were read, without `fields`"
+            raise InvalidInputError("episode", expected, repr(episode))
         record = to_episode_record(episode, compression, version)
         self._check_size("episode", record.num_bytes)
         self._log_restart(group_uid, [episode], [record.facts])

@@ -6,8 +6,8 @@ It accepts only what `Episode` accepts, and makes no array but views of the tens
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from replaydb import limits
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
-from replaydb.codec.sections import EPISODE, JOINT, Sections, is_beyond_float32
+from replaydb.codec.sections import EPISODE, GROUP, JOINT, Sections, is_beyond_float32
 from replaydb.domain import checks
 from replaydb.domain.episodes import CORE_FIELDS, Episode, Turn
 from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, to_float32
@@ -45,21 +45,29 @@ VIEW_BYTES = 500
 _CODES = {LOSS_MASK: "U8", LOGPROBS: "F32", TOKEN_VERSIONS: "I32", TURN_REWARDS: "F32"}
 
 
-def read(parts: Iterable[framing.Tensors]) -> tuple[list[Episode], GroupContext]:
+def read(
+    parts: Iterable[framing.Tensors], fields: Collection[str] | None = None
+) -> tuple[list[Episode], GroupContext]:
     """Return the episodes and the context in the tensors of the parts of a payload.
 
-    Heavy columns that are not among the parts are left out.
+    Large extras that are not in `fields` may be missing; None: none may.
 
     Raises:
         CorruptPayloadError: A section is missing, unknown or inconsistent with the others.
         InvalidInputError: A name or a JSON value is invalid for an episode.
     """
     tensors: framing.Tensors = {}
+    large: set[str] = set()
     for part in parts:
         if twice := tensors.keys() & part.keys():
             corrupt(f"{sorted(twice)} in two parts")
         tensors |= part
+        large |= set() if "segments" in part else _extra_names(part)
     sections = Sections(tensors)
+    expected = sections.values("large_extras", None, _text, str)
+    wanted = {*expected} if fields is None else {*expected} & {*fields}
+    if wanted - large:
+        corrupt(f"extra {min(wanted - large)!r} is missing")
     segments = _segments(sections)
     turns = sections.optional("turns", "I64", None)
     counts = [0] * len(segments) if turns is None else turns.tolist()
@@ -71,6 +79,18 @@ def read(parts: Iterable[framing.Tensors]) -> tuple[list[Episode], GroupContext]
     context = sections.context()
     sections.check_empty()
     return episodes, context
+
+
+def _extra_names(part: framing.Tensors) -> set[str]:
+    """Return the names of the extras in a part."""
+    found = [_COLUMN.fullmatch(name) or _STACKED.fullmatch(name) for name in part]
+    names = [match[1] for match in found if match is not None]
+    names += [name for name in part if name.startswith(GROUP)]
+    return {name.partition("/")[2] for name in names}
+
+
+def _text(value: Any) -> str:
+    return checks.string("large_extras", value)
 
 
 def _segments(core: Sections) -> list[Segment]:

@@ -41,7 +41,7 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
     """Return the tensors of each part of a payload: None, the core, and heavy extras by name."""
     segments = [segment for episode in episodes for segment in episode.segments]
     several = shares([episode.segments for episode in episodes])
-    core = _structure(segments, several) | _of_episodes(episodes, context)
+    core = _structure(segments, several)
     parts: dict[str | None, Tensors] = {None: core}
     for name in dict.fromkeys(name for one in segments for name in one.columns):
         entries = [] if name == TOKEN_IDS else _entries(name, segments, several)
@@ -53,6 +53,7 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
     for name, array in context.extras.items():
         section = GROUP + name
         _add(parts, section, [(section, {section: array})], 1)
+    core |= _of_episodes(episodes, context, [name for name in parts if name is not None])
     return parts
 
 
@@ -199,7 +200,9 @@ def _stacked(
         yield stored, tensors
 
 
-def _of_episodes(episodes: Sequence[Episode], context: GroupContext) -> Tensors:
+def _of_episodes(
+    episodes: Sequence[Episode], context: GroupContext, large_extras: Sequence[str]
+) -> Tensors:
     """Return the values of episodes and of their turns, as far as there are any."""
     turns = [turn for episode in episodes for turn in episode.turns]
     columns: dict[str, list[Any]] = {
@@ -236,6 +239,7 @@ def _of_episodes(episodes: Sequence[Episode], context: GroupContext) -> Tensors:
         if any(value is not None and value != {} for value in values)
     }
     facts |= {} if context.prompt is None else {"prompt": context.prompt}
+    facts |= {"large_extras": sorted(large_extras)} if large_extras else {}
     if facts:
         text = escapes.to_json(facts, separators=(",", ":"))
         tensors["json"] = np.frombuffer(text.encode(), np.uint8)

@@ -12,6 +12,7 @@ from replaydb.codec.framing import corrupt
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.segments import EXTRA
+from replaydb.domain.episodes.turns import set_fields
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 
 #: The newest version of the format. All older ones can be read.
@@ -109,7 +110,7 @@ def decode(
         else:
             known = [None] * len(blobs) if sizes is None else sizes
             found = [compaction.expanded(*one) for one in zip(blobs, known, strict=True)]
-            contents = Contents(*format2_reader.read(found))
+            contents = Contents(*format2_reader.read(found, fields))
     except (InvalidInputError, RecursionError) as error:
         raise CorruptPayloadError(str(error)) from error
     return contents if fields is None else _selected(contents, fields)
@@ -119,6 +120,7 @@ def _selected(contents: Contents, fields: Collection[str]) -> Contents:
     """Remove all extras but some from what was decoded, and return it."""
     extras = [contents.context.extras]
     for episode in contents.episodes:
+        set_fields(episode, is_whole=False)
         extras += [episode.extras, episode.joint_extras]
         for segment in episode.segments:
             for column in [name for name in segment.columns if name.startswith(EXTRA)]:

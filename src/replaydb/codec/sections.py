@@ -59,13 +59,16 @@ class Sections:
         return from_bits(array, TORCH_CODES.get(code, ""))
 
     def values(
-        self, name: str, count: int, check: Callable[[Any], _T], absent: Callable[[], _T]
+        self, name: str, count: int | None, check: Callable[[Any], _T], absent: Callable[[], _T]
     ) -> tuple[_T, ...]:
-        """Take a list of the JSON object, with `count` values; all are absent if there is none."""
+        """Take a list of the JSON object, with `count` values; all are absent if there is none.
+
+        `count`: None for any number.
+        """
         if name not in self.json:
-            return tuple([absent() for _ in range(count)])
+            return tuple([absent() for _ in range(count or 0)])
         values = self.json.pop(name)
-        if not isinstance(values, list) or len(values) != count:
+        if not isinstance(values, list) or count not in (None, len(values)):
             corrupt(f"{name} is not a list of {count}")
         return tuple([check(value) for value in values])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,8 @@ class Episode:
     extras: dict[str, Array]
     metadata: dict[str, Any]
     text: str | None
+    #: Whether all its extras were read, so that it can be stored again.
+    is_whole: ClassVar[bool] = True
 
     def __init__(
         self,
