@@ -17,6 +17,7 @@ from replaydb import (
     Turn,
     limits,
 )
+from replaydb.training import merge_turns
 from support.groups import episode
 
 REFUSED = r"^replaydb\.limits\.MAX_ARRAY_BYTES: expected at least [0-9]+, .* got 100$"
@@ -79,3 +80,23 @@ async def test_parts_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) 
         await buffer.get([group_id])
     monkeypatch.setattr(limits, "MAX_PART_BYTES", 1000)
     assert len(await buffer.get([group_id])) == 1
+
+
+def test_rewards_of_rows_cost_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards of turns, and the common prompt, are not made for whole contexts."""
+    first = Turn(prompt_ids=np.arange(10**6), response_ids=[1], reward=0.5)
+    turns = [Turn(parent=first, new_ids=[i], response_ids=[2], reward=i) for i in range(300)]
+    group = EpisodeGroup("t", [Episode(turns=[first, one]) for one in turns])
+    tracemalloc.start()
+    try:
+        rows = [row.episode for one in group.episodes for row in merge_turns(one)[0]]
+        assert len(rows) == 300
+        assert group.prompt_ids is not None
+        monkeypatch.setattr(limits, "MAX_ARRAY_BYTES", 2**26)
+        for make in (Batch([group]).padded, Batch([group]).split):
+            with pytest.raises(InvalidInputError, match=r"^replaydb\.limits\.MAX_ARRAY_BYTES"):
+                make(0)
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert rows[3].token_extras["token_rewards"][[10**6 - 1, 10**6, -1]].tolist() == [0.0, 0.5, 3.0]

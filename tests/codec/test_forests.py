@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuzz.mutations import mutants_of
 from replaydb import codec
 from replaydb.codec import compaction, format2_writer, sharing
-from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.settings import Compression
 from replaydb.errors import ClientTooOldError, CorruptPayloadError
@@ -69,3 +69,11 @@ def test_fuzz_altered_forests(
             continue
         assert [rebuilt(one) for one in found.episodes] == found.episodes
         assert codec.decode(encoded(*found, compression=compression)) == found
+
+
+def test_a_turn_that_is_there_twice() -> None:
+    """The parent of a turn is its first place."""
+    first = Turn(prompt_ids=[1], response_ids=[2])
+    second = Turn(parent=first, new_ids=[3], response_ids=[4])
+    episodes = [Episode(turns=[first, second, first])]
+    assert codec.decode([part.data for part in codec.encode(episodes)]).episodes == episodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import limits
 from replaydb.batch import packing, padding
 from replaydb.batch.columns import IDS, Columns
 from replaydb.batch.layouts import Layout, row_layout
@@ -303,6 +305,7 @@ class Batch(typing.Generic[G]):
         rows, begins = packing.plan(lengths, width, fit)
         starts = rows * width + begins
         runs = packing.Runs.of(starts, lengths, rows, width)
+        limits.check_array(math.prod(runs.shape))
         layout = Layout(
             shape=runs.shape,
             filled=runs.spread(runs.members >= 0),

@@ -106,6 +106,7 @@ def row_layout(
         width: Width of a row, at least the longest length.
         left: Whether padding is on the left.
     """
+    limits.check_array(len(lengths) * width)
     # 32 bits are twice as fast to compare
     offsets, ends = np.arange(width, dtype=np.int32), lengths.astype(np.int32)[:, None]
     starts = np.arange(len(lengths)) * width

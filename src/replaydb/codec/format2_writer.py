@@ -27,6 +27,7 @@ from replaydb.domain.episodes.segments import (
     Segment,
     column_of,
 )
+from replaydb.domain.episodes.turns import parents_of
 from replaydb.util import escapes
 
 #: An extra of more bytes than both, for each value and in total, is in a part of its own.
@@ -222,7 +223,7 @@ def _of_episodes(
             tensors[name] = np.array(values, np.float64)  # None becomes NaN
     if turns:
         tensors["turns"] = _integers([len(one.turns) for one in episodes])
-        parents = [parent for episode in episodes for parent in _parents(episode)]
+        parents = [parent for episode in episodes for parent in parents_of(episode.turns)]
         if any(parent >= 0 for parent in parents):
             tensors["turn/parents"] = _integers(parents)
     texts: dict[str, list[Any]] = {
@@ -244,12 +245,6 @@ def _of_episodes(
         text = escapes.to_json(facts, separators=(",", ":"))
         tensors["json"] = np.frombuffer(text.encode(), np.uint8)
     return tensors
-
-
-def _parents(episode: Episode) -> list[int]:
-    """Return the index of the parent of each turn, -1 for none."""
-    index = {id(turn): i for i, turn in enumerate(episode.turns)}
-    return [index.get(id(turn.parent), -1) for turn in episode.turns]
 
 
 def _variant(name: str, number: int) -> str:

@@ -31,7 +31,7 @@ from replaydb.domain.episodes.building import (
     row_of_turns,
 )
 from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment, row_lengths
-from replaydb.domain.episodes.turns import Turn, same_fields, set_fields
+from replaydb.domain.episodes.turns import Turn, parents_of, same_fields, set_fields
 from replaydb.errors import InvalidInputError
 
 
@@ -251,12 +251,9 @@ class Episode:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Episode):
             return NotImplemented
-        return same_fields(self, other, _FIELDS) and self._parents() == other._parents()
-
-    def _parents(self) -> list[int | None]:
-        """Return the index of the parent of each turn."""
-        index = {id(turn): i for i, turn in enumerate(self.turns)}
-        return [index.get(id(turn.parent)) for turn in self.turns]
+        return same_fields(self, other, _FIELDS) and parents_of(self.turns) == parents_of(
+            other.turns
+        )
 
     def __repr__(self) -> str:
         return (

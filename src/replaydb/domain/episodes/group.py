@@ -17,6 +17,7 @@ from replaydb.domain.episodes.arrays import Array, ArrayLike, same
 from replaydb.domain.episodes.columnar import flat_from_arrays, texts_of
 from replaydb.domain.episodes.context import GroupContext, Prompt
 from replaydb.domain.episodes.episode import Episode
+from replaydb.domain.episodes.segments import common_tokens
 from replaydb.errors import InvalidInputError
 
 
@@ -263,9 +264,12 @@ class EpisodeGroup:
         """Token ids of the prompt, int32 [P], as given or common to all episodes; or None."""
         if self.context.prompt_ids is not None:
             return self.context.prompt_ids
-        prompts = [episode.prompt_ids for episode in self.episodes]
-        alike = bool(prompts) and all(np.array_equal(prompts[0], prompt) for prompt in prompts)
-        return prompts[0] if alike else None
+        firsts = [episode.segments[0] for episode in self.episodes]
+        if not firsts or len({first.prompt_length for first in firsts}) > 1:
+            return None
+        prompt = self.episodes[0].prompt_ids
+        alike = all(common_tokens(first, prompt) == len(prompt) for first in firsts[1:])
+        return prompt if alike else None
 
     @property
     def extras(self) -> dict[str, Array]:

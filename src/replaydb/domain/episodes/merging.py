@@ -14,12 +14,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.arrays import (
     Array,
+    ArrayLike,
     Versions,
     bits,
     to_float32,
@@ -305,8 +305,7 @@ def _row(
     columns = {name: Column(tuple(pieces), length) for name, pieces in found.items()}
     version = _versions(steps, repeated, columns)
     if is_rewarded:
-        rewards = _token_rewards(turns, fresh)
-        columns[EXTRA + TOKEN_REWARDS] = Column(((0, rewards),), length)
+        columns[EXTRA + TOKEN_REWARDS] = Column((_token_rewards(turns, fresh),), length)
     last = steps[-1]
     return trusted(
         Episode,
@@ -345,19 +344,26 @@ def _finish_reason(last: _Step) -> str | None:
     return reason
 
 
-def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> NDArray[np.float32]:
-    """Return the rewards of the tokens of a row, float32 [T]. `sizes`: new tokens per turn."""
-    rewards = np.zeros(sum(sizes))
+def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> Piece:
+    """Return the rewards of the tokens of a row, float32, from the first token that has one.
+
+    `sizes`: new tokens per turn.
+    """
+    found: list[tuple[int, ArrayLike]] = []
     end = 0
     for turn, size in zip(turns, sizes, strict=True):
         end += size
         if turn.token_rewards is not None:
-            rewards[end - len(turn.token_rewards) : end] += turn.token_rewards
-        elif turn.reward is not None and len(rewards):
+            found.append((end - len(turn.token_rewards), turn.token_rewards))
+        elif turn.reward is not None and end:
             in_loss = np.flatnonzero(turn.loss_mask)
             behind = len(turn.loss_mask) - int(in_loss[-1]) if len(in_loss) else 1
-            rewards[max(end - behind, 0)] += turn.reward
-    return to_float32(TOKEN_REWARDS, rewards)
+            found.append((max(end - behind, 0), [turn.reward]))
+    first = min((at for at, _ in found), default=0)
+    rewards = np.zeros(end - first if found else 0)
+    for at, values in found:
+        rewards[at - first : at - first + len(values)] += values
+    return first, to_float32(TOKEN_REWARDS, rewards)
 
 
 def restarts(episodes: Iterable[Episode]) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -231,6 +231,17 @@ def _context(
     if parent is None or not known:
         return 0, prompt, None
     return known, prompt[known:], owner(parent.segment, known)
+
+
+def parents_of(turns: Sequence[Turn]) -> list[int]:
+    """Return the index of the parent of each turn of an episode, -1 for none.
+
+    A turn can be there twice. It is then its first place.
+    """
+    index: dict[int, int] = {}
+    for i, turn in enumerate(turns):
+        index.setdefault(id(turn), i)
+    return [index.get(id(turn.parent), -1) for turn in turns]
 
 
 def extra_columns(

@@ -20,7 +20,7 @@ from replaydb.domain.episodes.segments import (
     TURN_REWARDS,
     common_tokens,
 )
-from replaydb.domain.episodes.turns import Turn
+from replaydb.domain.episodes.turns import Turn, parents_of
 
 
 class Unrepeated:
@@ -40,10 +40,9 @@ class Unrepeated:
 
     def __init__(self, episode: Episode) -> None:
         turns = episode.turns
-        index = {id(turn): i for i, turn in enumerate(turns)}
         self.episode = episode
         self.segments = episode.segments
-        self.parents = [index.get(id(turn.parent), -1) for turn in turns] or [-1]
+        self.parents = parents_of(turns) or [-1]
         self.shared = [_num_shared(turn) for turn in turns] or [0]
         self.sizes = [one.length - n for one, n in zip(self.segments, self.shared, strict=True)]
         self.offsets = [0, *accumulate(self.sizes)]
