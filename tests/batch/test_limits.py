@@ -78,6 +78,9 @@ async def test_parts_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(limits, "MAX_PART_BYTES", 10)
     with pytest.raises(CorruptPayloadError, match=r"replaydb\.limits\.MAX_PART_BYTES is 10"):
         await buffer.get([group_id])
+    refused = r"^replaydb\.limits\.MAX_PART_BYTES: expected at least [0-9]+, .* got 10$"
+    with pytest.raises(InvalidInputError, match=refused):
+        await buffer.put(EpisodeGroup("t", [episode(1.0, 3)]))
     monkeypatch.setattr(limits, "MAX_PART_BYTES", 1000)
     assert len(await buffer.get([group_id])) == 1
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
+from replaydb import limits
 from replaydb.codec import compaction, format1, format2_reader, format2_writer, framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain.episodes import Episode
@@ -57,18 +58,18 @@ def encode(
     The same episodes give the same bytes.
 
     Raises:
-        InvalidInputError: The episodes have something that this version cannot hold.
+        InvalidInputError: The episodes have something that this version cannot hold, or a part is
+            larger than `replaydb.limits.MAX_PART_BYTES`.
         NotSupportedError: `compression` is "zstd" and zstandard is not installed.
     """
     given = GroupContext() if context is None else context
     if version > 1:
+        parts = format2_writer.parts_of(episodes, given)
+        sizes = {field: sum(one.nbytes for one in parts[field].values()) for field in parts}
+        limits.check_part(max(sizes.values()))
         return [
-            Part(
-                field,
-                compaction.write(tensors, version, compression),
-                sum(array.nbytes for array in tensors.values()),
-            )
-            for field, tensors in format2_writer.parts_of(episodes, given).items()
+            Part(field, compaction.write(tensors, version, compression), sizes[field])
+            for field, tensors in parts.items()
         ]
     blob = framing.write(format1.tensors_of(episodes, given), version)
     return [Part(None, blob if compression is None else framing.compress(blob), None)]
