@@ -6,7 +6,7 @@ import typing
 from replaydb.batch.batch import Batch
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
-from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Ragged, Turn
 from replaydb.domain.policies import (
     Fifo,
     FreshestFirst,
@@ -152,6 +152,7 @@ __all__ = [
     "PromptInfo",
     "PruneReport",
     "Queue",
+    "Ragged",
     "RateLimitedError",
     "ReplayDBError",
     "RunInfo",

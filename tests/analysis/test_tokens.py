@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 import replaydb as rdb
-from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis
+from replaydb import Buffer, Episode, EpisodeGroup, Ragged, Store, Turn, analysis
 from replaydb.analysis import decoded as reading
 from replaydb.analysis import decoded_groups
 from replaydb.analysis.decoded_groups import in_batches
@@ -38,11 +38,14 @@ Rows = list[dict[str, Any]]
 
 
 def array_row(name: str, array: Any) -> dict[str, Any]:
+    ragged = isinstance(array, Ragged)
+    values = array.values if ragged else array
     return {
         "name": name,
         "dtype": dtype_name(array),
-        "shape": list(array.shape),
-        "data": bits(array).tobytes(),
+        "shape": list(values.shape),
+        "data": bits(values).tobytes(),
+        "counts": array.counts.tolist() if ragged else None,
     }
 
 
@@ -154,7 +157,10 @@ async def test_every_field_of_every_episode(
 
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
-@given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
+@given(
+    several=st.lists(samples.episode(is_ragged=True), min_size=1, max_size=3),
+    context=samples.contexts,
+)
 def test_flat_episodes_become_list_columns(several: list[Episode], context: Any) -> None:
     made = EpisodeGroup("t", [*several, several[0]])
     made.context = context
@@ -273,6 +279,22 @@ async def test_extras_without_a_last_value(buffer: Buffer, url: str) -> None:
         one[0]["shape"] if one else None
         for one in analysis.tokens(url).to_table()["token_extras"].to_pylist()
     ] == [[2], None, [3]]
+
+
+async def test_ragged_extras_are_in_one_column(buffer: Buffer, url: str) -> None:
+    """Without the tokens that a turn has from its parent."""
+    values = [
+        Ragged.of([[7], [], [1, 2]], np.int16),
+        Ragged.of([[7], [], [1, 2], [3], []], np.int16),
+    ]
+    one = Turn(prompt_ids=[1, 2], response_ids=[3], token_extras={"x": values[0]})
+    other = Turn(parent=one, new_ids=[4], response_ids=[5], token_extras={"x": values[1]})
+    await buffer.put(EpisodeGroup("math", [Episode(turns=[one, other])]))
+    [row] = analysis.tokens(url).to_table().to_pylist()
+    assert row["token_extras"] == [array_row("x", values[1])]
+    for per in ("episode", "token"):
+        with pytest.raises(InvalidInputError, match=r"^extras\['x'\]: expected an extra with one"):
+            analysis.tokens(url, extras={"x": "int16"}, per=per).to_table()
 
 
 async def test_rows_of_tokens_read_only_their_extras(buffer: Buffer, url: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes import Episode, Ragged, Turn
 from replaydb.errors import CorruptPayloadError
 from support.payloads import altered, at, decode, encode, tensors_of
 
@@ -335,6 +335,101 @@ EPISODES: list[tuple[dict[str, Any], str]] = [
     (segments([-1, 0, 40, 0]) | {"json": as_json({"turn_metadata": []})}, "unknown sections"),
     (segments([-1, 0, 40, 0]) | {"turn/rewards": np.zeros(0)}, "unknown sections"),
 ]
+
+
+def ragged_sample() -> list[Episode]:
+    """Return an episode of two turns with 4 values of 43 tokens, and one without turns."""
+    values = Ragged([1, 2, 3], [2, *[0] * 41, 1])
+    one = Turn(prompt_ids=range(40), response_ids=[3, 4, 5], token_extras={"x": values})
+    longer = Ragged([1, 2, 3, 4], [2, *[0] * 41, 1, 1])
+    other = Turn(parent=one, new_ids=[6], response_ids=[], token_extras={"x": longer})
+    joint = Ragged(range(87), [1] * 87)
+    alone = Episode(prompt_ids=[1], response_ids=[2], extras={"y": [1]})
+    return [Episode(turns=[one, other], token_extras={"z": joint}), alone]
+
+
+RAGGED_DATA = encode(ragged_sample(), version=2)
+DENSE = {"token/x": np.zeros(44), "counts/token/x": None}
+
+RAGGED: list[tuple[dict[str, Any], str]] = [
+    ({"counts/token/x": at(0, add=-3)}, "counts/token/x: expected integers from 0 to 4, got -1"),
+    ({"counts/token/x": at(0, add=1)}, "counts/token/x: expected integers whose sum is 4, .* 5"),
+    ({"counts/token/x": at(0, add=-1)}, "counts/token/x: expected integers whose sum is 4, .* 3"),
+    ({"counts/token/x": at(0, add=2**62)}, "counts/token/x: expected integers from 0 to 4, got 46"),
+    ({"counts/token/x": at(0, add=-(2**62))}, "expected integers from 0 to 4, got -46"),
+    ({"counts/token/x": np.full(44, 2**63 - 1)}, "expected integers from 0 to 4, got 9223"),
+    ({"counts/token/x": but_last}, r"counts/token/x is \[43\], not those of 44"),
+    ({"counts/token/x": np.zeros(44, np.int32)}, r"counts/token/x is I32 \[44\], not I64"),
+    ({"counts/token/x": np.zeros((44, 1), np.int64)}, r"counts/token/x is I64 \[44, 1\], not I64"),
+    ({"counts/token/x": None}, r"token/x is \[4\], not \[44, ...\]"),
+    ({"token/x": but_last}, "counts/token/x: expected integers .* got"),
+    ({"token/x": np.array(4)}, r"token/x is \[\], not \[44, ...\]"),
+    ({"token/x": None}, r"unknown sections \["),
+    # values of a parent of another kind
+    (
+        {
+            "token/x": np.array([1, 2, 3]),
+            "counts/token/x": but_last,
+            "rows/token/x": ints(0),
+            "begins/token/x": ints(0),
+        }
+        | dict(second("token/x", 1, [4], begin=43)),
+        "token/x continues values that the parent of a segment does not have",
+    ),
+    (
+        {
+            "token/x": np.array([1, 2, 3]),
+            "counts/token/x": but_last,
+            "rows/token/x": ints(0),
+            "begins/token/x": ints(0),
+        }
+        | dict(second("token/x", 1, np.zeros(44), begin=0)),
+        "one dtype and shape in all turns",
+    ),
+    # what has no such values
+    ({"counts/episode/y": ints(1)}, r"unknown sections \['counts/episode/y'\]"),
+    ({"counts/token_ids": ints(1)}, r"unknown sections \['counts/token_ids'\]"),
+    ({"counts/other": ints(1)}, r"unknown sections \['counts/other'\]"),
+    (
+        {"logprobs": np.zeros(1, np.float32), "rows/logprobs": ints(2), "counts/logprobs": ints(1)},
+        r"unknown sections \['counts/logprobs'\]",
+    ),
+    (
+        {
+            "token/token_rewards": np.zeros(1),
+            "rows/token/token_rewards": ints(2),
+            "counts/token/token_rewards": ints(1),
+        },
+        r"unknown sections \['counts/token/token_rewards'\]",
+    ),
+    (DENSE | {"~1/counts/token/x": ints(1)}, r"unknown sections \['~1/counts/token/x'\]"),
+    # arrays of the tokens of all turns
+    ({"counts/joint/z": but_last}, "counts/joint/z: expected integers whose sum is 87, .* got 86"),
+    (
+        {"counts/joint/z": but_last, "joint/z": but_last},
+        "arrays of the turns of an episode do not have 87 values",
+    ),
+    ({"counts/joint/z": at(0, add=-2)}, "counts/joint/z: expected integers from 0 to 87, got -1"),
+    ({"counts/joint/z": None}, r"joint/z is \[87\], not \[1, ...\]"),
+    ({"rows/joint/z": None}, r"counts/joint/z is \[87\], not those of 2"),
+    ({"rows/joint/z": ints(1)}, "of one episode .*, or belong to turns"),
+    ({"rows/joint/z": ints()}, r"counts/joint/z is \[87\], not those of 0"),
+    (
+        {
+            "joint/policy_version": np.zeros(87, np.int32),
+            "rows/joint/policy_version": ints(0),
+            "counts/joint/policy_version": np.ones(87, np.int64),
+        },
+        "versions per token are not I32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), RAGGED)
+def test_altered_numbers_of_values(changes: dict[str, Any], reason: str) -> None:
+    assert decode(altered(RAGGED_DATA, {})).episodes == ragged_sample()
+    with pytest.raises(CorruptPayloadError, match=reason):
+        decode(altered(RAGGED_DATA, changes))
 
 
 @pytest.mark.parametrize(("changes", "reason"), [*STRUCTURE, *COLUMNS, *EPISODES])

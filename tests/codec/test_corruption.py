@@ -275,7 +275,7 @@ def decodes_or_is_corrupt(data: bytes) -> None:
         assert one.num_loss_tokens <= one.num_tokens
         assert one.prompt_length <= one.num_tokens
         assert one.min_policy_version is None or isinstance(one.min_policy_version, int)
-        assert not one.turns or sum(turn.num_tokens for turn in one.turns) == one.num_tokens
+        assert not one.turns or sum(turn.num_tokens for turn in one.turns) == len(one.token_ids)
 
 
 @settings(max_examples=examples(300), deadline=None)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaydb import Batch, Episode, EpisodeGroup, InvalidInputError, Turn
+from replaydb import Batch, Episode, EpisodeGroup, InvalidInputError, Ragged, Turn
 from replaydb.training import merge_turns
 from support.batches import stored_group
 from support.examples import examples
@@ -25,6 +25,8 @@ def same_tensors(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         alike = one.dtype == other.dtype and one.shape == other.shape
         return alike and torch.equal(torch.nan_to_num(one, 7), torch.nan_to_num(other, 7))
+    if isinstance(one, Ragged):
+        return same_tensors(vars_of(one), vars_of(other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same_tensors(one[k], other[k]) for k in one)
     return bool(one == other)
@@ -32,7 +34,7 @@ def same_tensors(one: Any, other: Any) -> bool:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    st.sampled_from(["float32", "int8", "bfloat16"]).flatmap(
+    st.sampled_from(["float32", "int8", "bfloat16", "ragged"]).flatmap(
         lambda kind: st.lists(trees(kind), min_size=1, max_size=3)
     )
 )

@@ -238,6 +238,17 @@ def test_a_turn_with_some_tokens_of_its_parent(tmp_path: Path) -> None:
         {"metadata": "[" * 100_000},
         {"extras": [{"name": "x", "dtype": "int8", "shape": [-1], "data": "AA=="}]},
         {"extras": [{"name": "x", "dtype": "int8", "shape": [1], "data": "AA=="}] * 2},
+        *[
+            {name: [{"name": "x", "dtype": "int8", "shape": [1], "data": "AA==", "counts": counts}]}
+            for name, counts in (
+                ("token_extras", [1]),
+                ("token_extras", [0, 0, 0, 0, 2]),
+                ("token_extras", [-1, 2, 0, 0, 0]),
+                ("token_extras", ["1", 0, 0, 0, 0]),
+                ("token_extras", 1),
+                ("extras", [1]),
+            )
+        ],
     ],
     ids=lambda damage: str(damage)[:60],
 )

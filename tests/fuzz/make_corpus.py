@@ -89,6 +89,7 @@ def exports(kind: Format) -> dict[str, bytes]:
         ],
         "plain": [EpisodeGroup("math", [episode(), episode(0)], group_uid=uid) for uid in "abc"],
         "turns": [EpisodeGroup("math", sample_branches()[:2], group_uid="a")],
+        "ragged": [EpisodeGroup("math", sample_branches()[-1:], group_uid="a")],
     }
     found = {}
     for name, groups in several.items():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes import Episode, Ragged, Turn
 from replaydb.domain.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
 from replaydb.domain.episodes.context import GroupContext
 
@@ -36,6 +36,13 @@ def arrays(length: int | None) -> st.SearchStrategy[Array]:
     trailing = st.lists(st.integers(0, 3), max_size=2).map(tuple)
     shape = trailing if length is None else trailing.map(lambda rest: (length, *rest))
     return st.builds(array_of, st.sampled_from(DTYPES), shape, st.integers(0, 2**32))
+
+
+@st.composite
+def ragged(draw: st.DrawFn, length: int) -> Ragged:
+    """Generate up to 3 values of any dtype and shape for each token."""
+    counts = draw(st.lists(st.integers(0, 3), min_size=length, max_size=length))
+    return Ragged(draw(arrays(sum(counts))), counts)
 
 
 def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
@@ -75,8 +82,13 @@ def versions_of(length: int) -> st.SearchStrategy[Any]:
     return st.none() | versions | st.lists(versions, min_size=length, max_size=length)
 
 
-def extras_of(length: int | None, names: str) -> st.SearchStrategy[dict[str, Array]]:
-    return st.dictionaries(st.sampled_from(names), arrays(length), max_size=2)
+def extras_of(
+    length: int | None, names: str, *, is_ragged: bool = False
+) -> st.SearchStrategy[dict[str, Any]]:
+    values: st.SearchStrategy[Any] = arrays(length)
+    if is_ragged and length is not None:
+        values |= ragged(length)
+    return st.dictionaries(st.sampled_from(names), values, max_size=2)
 
 
 #: Token extras of turns: one dtype and shape for each name, in all turns of an episode.
@@ -112,7 +124,8 @@ def turn_of(draw: st.DrawFn) -> Turn:
 
 
 @st.composite
-def episode(draw: st.DrawFn) -> Episode:
+def episode(draw: st.DrawFn, is_ragged: bool = False) -> Episode:
+    """Return any episode. `is_ragged`: whether arrays of its tokens can be `Ragged`."""
     prompt, response = draw(st.integers(0, 3)), draw(st.integers(0, 4))
     total = prompt + response
     fields: dict[str, Any]
@@ -132,7 +145,7 @@ def episode(draw: st.DrawFn) -> Episode:
         **fields,
         advantage=draw(finite),
         finish_reason=draw(st.none() | text),
-        token_extras=draw(extras_of(total, "ab/")),
+        token_extras=draw(extras_of(total, "ab/", is_ragged=is_ragged)),
         extras=draw(extras_of(None, "cd\u2028")),
         metadata=draw(metadata),
     )
@@ -172,26 +185,37 @@ def trees(draw: st.DrawFn, kind: str) -> tuple[Episode, Episode]:
         if covered is not None:
             # Mostly the values of the parent, which has the same formula.
             array = torch.arange(covered * 2).reshape(covered, 2) + draw(st.sampled_from([0, 0, 1]))
-            values["token_extras"] = {"x": array.to(getattr(torch, kind))}
+            values["token_extras"] = {"x": _of_kind(array, kind)}
         by_parent.append(Turn(**given, **values))
         whole.append(Turn(prompt_ids=context, **values))
     ids = np.concatenate([[*one.prompt_ids, *one.response_ids] for one in whole])
     # Mostly the values of the parent, for the same tokens.
     joint = draw(st.sampled_from([ids * 0, ids, ids + np.arange(len(ids))])).astype(np.int32)
+    extra = _of_kind(torch.tensor(joint)[:, None], kind) if kind == "ragged" else joint
     more: dict[str, Any] = {
         "reward": 1.0,
-        "token_extras": {"y": joint} if draw(st.booleans()) else {},
+        "token_extras": {"y": extra} if draw(st.booleans()) else {},
     }
     if len(ids) and all(one.policy_version is None for one in whole) and draw(st.booleans()):
         more["policy_version"] = joint
     return Episode(turns=by_parent, **more), Episode(turns=whole, **more)
 
 
+def _of_kind(array: torch.Tensor, kind: str) -> Any:
+    """Return numbers [n, m] in a dtype, or as a `Ragged` with 0 to 2 of them for each token."""
+    if kind != "ragged":
+        return array.to(getattr(torch, kind))
+    counts = array[:, 0] % 3
+    return Ragged(array[:, 0].repeat_interleave(counts).short(), counts)
+
+
 @st.composite
 def shifted(draw: st.DrawFn) -> Episode:
     """Return an episode without turns with a token extra of all but the last token."""
     prompt, response = draw(_TOKENS), draw(_TOKENS)
-    extras = {"x": np.arange(max(len(prompt + response) - 1, 0), dtype=np.float32)}
+    extras: dict[str, Any] = {"x": np.arange(max(len(prompt + response) - 1, 0), dtype=np.float32)}
+    if draw(st.booleans()):
+        extras["x"] = Ragged.of([[i] * (i % 3) for i in range(len(extras["x"]))], np.float32)
     if draw(st.booleans()):
         return Episode(prompt_ids=prompt, response_ids=response, token_extras=extras)
     mask = [False] * len(prompt) + [True] * len(response)
@@ -199,8 +223,10 @@ def shifted(draw: st.DrawFn) -> Episode:
 
 
 #: Episodes of turns by parent, of whole turns, and others, with one kind of extras of turns.
-forests = st.sampled_from(["float32", "int8", "bfloat16"]).flatmap(
-    lambda kind: st.lists(trees(kind).flatmap(st.sampled_from) | episode() | shifted(), max_size=4)
+forests = st.sampled_from(["float32", "int8", "bfloat16", "ragged"]).flatmap(
+    lambda kind: st.lists(
+        trees(kind).flatmap(st.sampled_from) | episode(is_ragged=True) | shifted(), max_size=4
+    )
 )
 
 contexts = st.builds(
@@ -286,4 +312,5 @@ def sample_branches() -> list[Episode]:
         Episode(**row, loss_mask=[True] * 302, logprobs=[-0.5] * 302, policy_version=range(302)),
         Episode(**row, loss_mask=[0, 1], token_extras={"token_rewards": [0.0, 1.0]}),
         Episode(**row, token_extras={"x": np.arange(302 * 2).reshape(302, 2)}),
+        Episode(**row, token_extras={"r": Ragged([1.5, -2.0, 0.0], [1, 2])}),
     ]

@@ -19,6 +19,7 @@ import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError, Turn
 from replaydb.database.tables.schema import payload
 from replaydb.domain.episodes import unrepeated
+from replaydb.domain.episodes.ragged import joined
 from replaydb.domain.episodes.segments import Segment
 from replaydb.packs.folder import Folder
 from replaydb.ui import application, differences, tokens
@@ -406,7 +407,7 @@ async def test_a_long_trajectory_with_large_extras(
         return call
 
     monkeypatch.setattr(Segment, "values", counted(Segment.values))
-    monkeypatch.setattr(unrepeated, "joined", counted(unrepeated.joined))
+    monkeypatch.setattr(unrepeated, "joined", counted(joined))
     for by in ("logprob", "mask", "advantage", "version"):
         page = await get(browser, "/episode", group=id_, position=0, show="tokens", by=by, part=2)
         assert len([it for it, _ in page.named("span") if "title" in it]) == 20

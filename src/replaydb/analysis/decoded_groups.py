@@ -13,8 +13,8 @@ import numpy as np
 from replaydb.analysis.episode_columns import GROUP
 from replaydb.batch.stored import StoredGroup
 from replaydb.domain.episodes import Episode
-from replaydb.domain.episodes.arrays import Array, bits
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.episodes.ragged import Values, is_zero
 from replaydb.domain.episodes.segments import EXTRA, common_prefix, own_memory
 from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.errors import NotSupportedError
@@ -57,7 +57,7 @@ class EpisodeRow:
         return [_metadata(turn.metadata) for turn in self.episode.turns]
 
     @cached_property
-    def context_extras(self) -> list[dict[str, Array]]:
+    def context_extras(self) -> list[dict[str, Values]]:
         """For each turn, the values of extras for tokens that it has from its parent.
 
         The first of these tokens have the values of the parent, the others those of the array, as
@@ -69,7 +69,7 @@ class EpisodeRow:
     def num_bytes(self) -> int:
         """Size of the row, without the columns of the group. An upper bound."""
         texts = [self.episode.text or "", self.metadata, *self.turn_metadata]
-        size = self.tokens.num_tokens * (TOKEN_BYTES + self.tokens.bytes_per_token)
+        size = self.tokens.num_tokens * TOKEN_BYTES + self.tokens.extra_bytes
         size += CHARACTER_BYTES * sum(map(len, texts)) + _num_bytes(self.episode.extras)
         return size + sum(map(_num_bytes, self.context_extras))
 
@@ -165,7 +165,7 @@ class DecodedGroup:
                 "metadata": row.metadata,
                 "turns": "".join(row.turn_metadata),
             }
-            sizes["token_extras"] = row.tokens.num_tokens * row.tokens.bytes_per_token
+            sizes["token_extras"] = row.tokens.extra_bytes
             sizes["turns.context_extras"] = sum(map(_num_bytes, row.context_extras))
             sizes["extras"] = _num_bytes(row.episode.extras)
         sizes |= {name: len(text.encode()) for name, text in texts.items()}
@@ -187,7 +187,7 @@ def in_batches(groups: Iterable[DecodedGroup]) -> Iterator[list[DecodedGroup]]:
     return chunks(rows, lambda one: one.num_bytes, BATCH_BYTES)
 
 
-def _num_bytes(arrays: Mapping[str, Array]) -> int:
+def _num_bytes(arrays: Mapping[str, Values]) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 
@@ -199,17 +199,17 @@ def _metadata(value: dict[str, Any]) -> str:
     return _to_json(value) if value else "{}"
 
 
-def _context_extras(tokens: Unrepeated, i: int) -> dict[str, Array]:
+def _context_extras(tokens: Unrepeated, i: int) -> dict[str, Values]:
     """Return an array for each extra of a turn that is not 0 on the tokens from the parent."""
     if not tokens.shared[i]:
         return {}
     own, theirs = tokens.segments[i], tokens.segments[tokens.parents[i]]
-    found: dict[str, Array] = {}
+    found: dict[str, Values] = {}
     for name, column in own.columns.items():
         end = min(column.end, tokens.shared[i])
         if not name.startswith(EXTRA) or (column.begin >= end and not column.inherits):
             continue
-        rest: Array | None
+        rest: Values | None
         if column.inherits and own.parent is theirs:
             rest = own.values(name, min(column.begin, end), end)
         else:
@@ -228,9 +228,9 @@ def _context_extras(tokens: Unrepeated, i: int) -> dict[str, Array]:
     return found
 
 
-def _beyond(values: Array, before: Array | None) -> Array | None:
+def _beyond(values: Values, before: Values | None) -> Values | None:
     """Return the values after those that are the parent's; None if all are 0."""
-    if not bits(values).view(np.uint8).any():
+    if is_zero(values):
         return None
     same = 0 if before is None else common_prefix(values, before, min(len(values), len(before)))
     return own_memory(values[same:])

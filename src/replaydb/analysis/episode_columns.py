@@ -35,8 +35,11 @@ TOKENS = {
 #: Numpy dtypes by Arrow type. The function of Arrow for this would import pandas.
 DTYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "?bBhHiIlLefd"}
 ARRAY = pa.struct(
-    {"name": TEXT, "dtype": TEXT, "shape": pa.list_(_INT), "data": pa.binary()}.items()
-)
+    {
+        "name": TEXT, "dtype": TEXT, "shape": pa.list_(_INT), "data": pa.binary(),
+        "counts": pa.list_(_INT),
+    }.items()
+)  # fmt: skip
 TURN = pa.struct(
     {
         "num_tokens": _INT, "prompt_length": _INT, "reward": _FLOAT, "policy_version": _INT,

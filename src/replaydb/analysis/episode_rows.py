@@ -24,7 +24,8 @@ from replaydb.analysis.episode_columns import (
     extra_fields,
 )
 from replaydb.domain.episodes import Turn
-from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name
+from replaydb.domain.episodes.arrays import Versions, bits, dtype_name
+from replaydb.domain.episodes.ragged import Ragged, Values
 from replaydb.domain.episodes.segments import EXTRA, Column
 from replaydb.errors import InvalidInputError
 from replaydb.util import escapes
@@ -43,7 +44,9 @@ def batch_of_episodes(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.R
     columns += _token_columns(rows, versions, token_extras)
     columns += [_turns(rows)]
     columns += [_arrays(token_extras), _arrays(extras), *_context_columns(groups, counts)]
-    both = [one | other for one, other in zip(token_extras, extras, strict=True)]
+    both: list[dict[str, Any]] = [
+        {**one, **other} for one, other in zip(token_extras, extras, strict=True)
+    ]
     columns += [_extra_column(both, field) for field in extra_fields(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -85,7 +88,7 @@ def _text(text: str | None) -> str | None:
 def _token_columns(
     rows: Sequence[EpisodeRow],
     versions: Sequence[Versions],
-    extras: Sequence[Mapping[str, Array]],
+    extras: Sequence[Mapping[str, Values]],
 ) -> list[pa.Array]:
     columns: dict[str, list[NDArray[Any] | None]] = {
         "token_ids": [row.tokens.token_ids() for row in rows],
@@ -116,7 +119,7 @@ def _lists(values: pa.Array, sizes: NDArray[np.int64], missing: NDArray[np.bool_
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
-def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
+def _rewards(extras: Mapping[str, Values]) -> NDArray[np.float32] | None:
     found = extras.get("token_rewards")
     if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "fiub":
         with np.errstate(over="ignore"):  # values beyond float32 become infinite
@@ -163,22 +166,26 @@ def _extras(turn: Turn) -> list[tuple[str, Column]]:
     return [(name.removeprefix(EXTRA), one) for name, one in columns if name.startswith(EXTRA)]
 
 
-def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:
+def _arrays(rows: Iterable[Mapping[str, Values]]) -> pa.Array:
     """Return a column of named arrays of any dtype and shape, null if there are none."""
     return pa.array([named_arrays(row) for row in rows], pa.list_(ARRAY))
 
 
-def named_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Any]] | None:
+def named_arrays(arrays: Mapping[str, Values]) -> list[dict[str, Any]] | None:
     """Convert arrays to rows of `ARRAY`; their bytes are little-endian, in C order."""
-    rows = [
-        {
-            "name": name,
-            "dtype": dtype_name(array),
-            "shape": list(array.shape),
-            "data": bits(array).tobytes(),
-        }
-        for name, array in arrays.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, array in arrays.items():
+        counts = array.counts if isinstance(array, Ragged) else None
+        array = array.values if isinstance(array, Ragged) else array
+        rows.append(
+            {
+                "name": name,
+                "dtype": dtype_name(array),
+                "shape": list(array.shape),
+                "data": bits(array).tobytes(),
+                "counts": counts,
+            }
+        )
     return rows or None
 
 
@@ -192,7 +199,7 @@ def _context_columns(groups: Sequence[DecodedGroup], counts: Sequence[int]) -> l
     return [pa.array(ids, pa.list_(pa.int32())), pa.array(extras, pa.list_(ARRAY))]
 
 
-def _extra_column(rows: Iterable[Mapping[str, Array]], field: pa.Field) -> pa.Array:
+def _extra_column(rows: Iterable[Mapping[str, Values]], field: pa.Field) -> pa.Array:
     """Return the column of one extra, of tokens or of episodes."""
     kind, name = field.type.value_type, field.name
     return _list(
@@ -200,7 +207,10 @@ def _extra_column(rows: Iterable[Mapping[str, Array]], field: pa.Field) -> pa.Ar
     )
 
 
-def _numbers(array: Array, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+def _numbers(array: Values, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    if isinstance(array, Ragged):
+        expected = "an extra with one shape for all tokens; token_extras has the others"
+        raise InvalidInputError(f"extras[{name!r}]", expected, repr(array))
     numbers = array if isinstance(array, np.ndarray) else array.float().numpy()
     if not np.can_cast(numbers.dtype, dtype, "same_kind"):
         expected = f"a dtype that {dtype_name(array)}, as in a stored episode, can be cast to"

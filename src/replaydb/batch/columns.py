@@ -39,7 +39,7 @@ class TokenField:
         name: Name of the field.
         column: Name of the column of segments that has its values.
         dtype: Its dtype, as numpy and torch both spell it.
-        trailing: Shape of the value of one token.
+        trailing: Shape of the values of one token, which begins with None if their number varies.
         present: Which sequences have the field, bool [N].
         fill: Value of tokens that have none in the column, for each sequence; None: 0.
     """
@@ -47,7 +47,7 @@ class TokenField:
     name: str
     column: str
     dtype: str
-    trailing: tuple[int, ...] = ()
+    trailing: tuple[int | None, ...] = ()
     present: NDArray[np.bool_] | None = None
     fill: Sequence[float] | None = None
 

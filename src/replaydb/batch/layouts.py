@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from replaydb import limits
 from replaydb.batch.columns import Columns, TokenField
 from replaydb.domain.episodes.arrays import TORCH_CODES, bits
-from replaydb.domain.episodes.segments import LOSS_MASK, Piece, Segment
+from replaydb.domain.episodes.ragged import Ragged, from_offsets
+from replaydb.domain.episodes.segments import LOSS_MASK, Segment
 from replaydb.util.memory import take
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ class Layout:
         Returns:
             [*shape, *trailing], on the CPU.
         """
-        result, memory = _empty((*self.shape, *field.trailing), dtype or field.dtype, pinned=pinned)
+        trailing: Any = field.trailing
+        result, memory = _empty((*self.shape, *trailing), dtype or field.dtype, pinned=pinned)
         if not memory.size:
             return result
         memory.fill(pad)
-        target = memory.reshape(-1, *field.trailing)
+        target = memory.reshape(-1, *trailing)
         if field.fill is not None:
             for fill, start, length in zip(field.fill, self.targets, self.lengths, strict=True):
                 if fill != pad:
@@ -78,7 +80,7 @@ class Layout:
                     prompt = max(segment.prompt_length - begin, 0)
                     target[start + prompt : start + length] = True
                 continue
-            placed: Sequence[Piece]
+            placed: Any
             placed, _, inherits = column
             if begin or inherits or length < segment.length:
                 placed = segment.pieces(name, begin, begin + length)
@@ -87,6 +89,25 @@ class Layout:
                 first = start + at
                 target[first : first + len(values)] = bits(values) if is_torch else values
         return result
+
+    def ragged(self, field: TokenField, *, pinned: bool) -> Ragged:
+        """Return a field whose number of values varies from token to token, as tensors."""
+        rows = zip(self.segments, self.begins, self.lengths, self.targets, strict=True)
+        several: list[tuple[int, Any]] = [
+            (start - begin + at, values)
+            for segment, begin, length, start in rows
+            for at, values in segment.pieces(field.column, begin, begin + length)
+        ]
+        offsets, ends = _empty((math.prod(self.shape) + 1,), "int64", pinned=pinned)
+        ends.fill(0)
+        for first, ragged in several:
+            ends[first + 1 : first + 1 + len(ragged)] = ragged.counts
+        ends.cumsum(out=ends)
+        trailing: Any = field.trailing[1:]
+        values, target = _empty((int(ends[-1]), *trailing), field.dtype, pinned=pinned)
+        for first, ragged in several:
+            target[ends[first] : ends[first + len(ragged)]] = bits(ragged.values)
+        return from_offsets(values, offsets)
 
 
 def row_layout(

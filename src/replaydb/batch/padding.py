@@ -13,6 +13,7 @@ from replaydb.batch.layouts import Layout
 from replaydb.batch.tensors import SequenceTensors
 from replaydb.domain import checks
 from replaydb.domain.episodes.arrays import Array
+from replaydb.domain.episodes.ragged import Ragged
 from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ def token_tensors(
     pinned: bool,
 ) -> dict[str, Any]:
     """Return the token-level attributes of a batch by name, except its attention masks."""
-    tensors: dict[str, Tensor] = {
-        field.name: layout.tensor(field, pinned=pinned) for field in fields
+    tensors: dict[str, Tensor | Ragged] = {
+        field.name: (layout.ragged if None in field.trailing else layout.tensor)(
+            field, pinned=pinned
+        )
+        for field in fields
     }
     return {
         "token_ids": layout.tensor(IDS, dtype="int64", pad=pad, pinned=pinned),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from replaydb.domain.episodes.merging import MergeReport
+from replaydb.domain.episodes.ragged import Ragged, from_offsets
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,8 @@ class TokenTensors(SequenceTensors):
         token_versions: Policy version of each token, int64 [A, B]; None if no sequence has versions
             per token.
         token_extras: Token-level extras by name, each [A, B, ...], zeros in padding and where
-            absent.
+            absent. A `Ragged` has the A * B tokens of all rows, row after row, and no values in
+            padding: those at `[row, position]` are `ragged[row * B + position]`.
     """
 
     token_ids: Tensor
@@ -100,7 +102,7 @@ class TokenTensors(SequenceTensors):
     loss_mask: Tensor
     logprobs: Tensor | None
     token_versions: Tensor | None
-    token_extras: dict[str, Tensor]
+    token_extras: dict[str, Any]
 
     def shifted(self, values: Tensor, fill: float = 0) -> Tensor:
         """Return at each token the value of the next token, which it predicts.
@@ -206,7 +208,8 @@ class SplitBatch(SequenceTensors):
         loss_mask: Which response tokens are in the loss, bool [N, R].
         logprobs: Behaviour logprobs of the response, float32 [N, R], as in `TokenTensors`.
         token_versions: Policy version of each response token, int64 [N, R], or None.
-        token_extras: Token-level extras of the responses by name, each [N, R, ...].
+        token_extras: Token-level extras of the responses by name, each [N, R, ...]. `Ragged` as in
+            `TokenTensors`, with N * R tokens.
     """
 
     prompt_ids: Tensor
@@ -216,7 +219,7 @@ class SplitBatch(SequenceTensors):
     loss_mask: Tensor
     logprobs: Tensor | None
     token_versions: Tensor | None
-    token_extras: dict[str, Tensor]
+    token_extras: dict[str, Any]
 
     def per_token(self, values: Tensor) -> Tensor:
         """Repeat values of sequences [N] for each of their response tokens [N, R]; 0 in padding."""
@@ -257,4 +260,6 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {name: _changed(item, change) for name, item in value.items()}
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
+    if isinstance(value, Ragged):
+        return from_offsets(*map(change, (value.values, value.offsets)))
     return change(value) if hasattr(value, "pin_memory") else value

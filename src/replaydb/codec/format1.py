@@ -32,6 +32,7 @@ from replaydb.domain.episodes.arrays import Array, to_float32
 from replaydb.domain.episodes.building import TOKEN_REWARDS
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns, flatten
+from replaydb.domain.episodes.ragged import Ragged
 from replaydb.domain.episodes.segments import EXTRA
 from replaydb.domain.episodes.turns import total_reward
 from replaydb.errors import InvalidInputError
@@ -61,9 +62,14 @@ def tensors_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str, 
             if episode.turns and episode.turns[j].parent is not None:
                 _refuse(f"{where}.parent", "None", "a turn")
             for name, column in segment.columns.items():
+                field = f"{where}.token_extras[{name.removeprefix(EXTRA)!r}]"
+                if None in column.kind:
+                    _refuse(field, "an array", "a Ragged")
                 if column.end != segment.length:
-                    field = f"{where}.token_extras[{name.removeprefix(EXTRA)!r}]"
                     _refuse(field, f"{segment.length} values", column.end)
+        for name, array in episode.joint_extras.items():
+            if isinstance(array, Ragged):
+                _refuse(f"episodes[{i}].token_extras[{name!r}]", "an array", "a Ragged")
     return _tensors(flatten(episodes, context))
 
 

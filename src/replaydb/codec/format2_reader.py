@@ -22,6 +22,7 @@ from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, t
 from replaydb.domain.episodes.building import TOKEN_REWARDS, check_kinds, extra_values, extras_of
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION
+from replaydb.domain.episodes.ragged import Ragged, Values, from_offsets, offsets_of
 from replaydb.domain.episodes.segments import (
     EXTRA,
     LOGPROBS,
@@ -219,7 +220,7 @@ def _rows(sections: Sections, stored: str, count: int) -> list[int]:
     return rows
 
 
-def _values(sections: Sections, stored: str, name: str, count: int) -> Array:
+def _values(sections: Sections, stored: str, name: str, count: int) -> Values:
     """Return the values of a column of tokens."""
     if name == LOSS_MASK:
         packed = sections.column(stored, "U8", -(-count // 8))
@@ -238,15 +239,29 @@ def _values(sections: Sections, stored: str, name: str, count: int) -> Array:
     return _array(sections, stored, name, count)
 
 
-def _array(sections: Sections, stored: str, section: str, count: int) -> Array:
-    """Return the values of an extra."""
+def _array(sections: Sections, stored: str, section: str, count: int) -> Values:
+    """Return the values of an extra, of `count` tokens or episodes."""
     array = sections.array(stored)
+    rewards = EXTRA + TOKEN_REWARDS, JOINT + TOKEN_REWARDS
+    if array.ndim and section.startswith((EXTRA, JOINT)) and section not in rewards:
+        counts = sections.optional(f"counts/{stored}", "I64", None)
+        if counts is not None:
+            return _ragged(stored, section, array, counts, count)
     if array.shape[:1] != (count,):
         corrupt(f"{stored} is {list(array.shape)}, not [{count}, ...]")
-    rewards = EXTRA + TOKEN_REWARDS, JOINT + TOKEN_REWARDS
     if section in rewards and dtype_name(array) == "float64":
         to_float32(stored, bits(array).reshape(-1))
     return array
+
+
+def _ragged(
+    stored: str, section: str, array: Array, counts: NDArray[np.int64], count: int
+) -> Ragged:
+    """Return values of `count` tokens, or of the tokens of `count` episodes."""
+    size = len(counts) // max(count, 1) if section.startswith(JOINT) else 1
+    if len(counts) != count * size:
+        corrupt(f"counts/{stored} is [{len(counts)}], not those of {count}")
+    return from_offsets(array, offsets_of(counts, len(array), f"counts/{stored}"))
 
 
 def _extra_name(section: str) -> str:
@@ -304,10 +319,10 @@ def _episodes(
 
 def _stacked(
     sections: Sections, count: int
-) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+) -> tuple[list[dict[str, Values]], list[dict[str, Values]]]:
     """Return the extras of each episode, and its arrays over the tokens of all its turns."""
-    extras: list[dict[str, Array]] = [{} for _ in range(count)]
-    joint: list[dict[str, Array]] = [{} for _ in range(count)]
+    extras: list[dict[str, Values]] = [{} for _ in range(count)]
+    joint: list[dict[str, Values]] = [{} for _ in range(count)]
     for match in [*filter(None, map(_STACKED.fullmatch, sections.tensors))]:
         stored, section = match[0], match[1]
         rows = _rows(sections, stored, count)
@@ -315,15 +330,17 @@ def _stacked(
         if name != "policy_version":
             name = _extra_name(section)
         array = _array(sections, stored, section, len(rows))
+        size = len(array) // max(len(rows), 1)
         target = extras if section.startswith(EPISODE) else joint
         for i, row in enumerate(rows):
             if name in target[row]:
                 corrupt(f"{stored} has a second value of episode {row}")
-            target[row][name] = array[i, ...]
+            ragged = isinstance(array, Ragged)
+            target[row][name] = array[i * size : (i + 1) * size] if ragged else array[i, ...]
     return extras, joint
 
 
-def _token_versions(array: Array) -> NDArray[np.int32]:
+def _token_versions(array: Values) -> NDArray[np.int32]:
     if dtype_name(array) != "int32" or array.ndim != 1 or not len(array):
         corrupt("versions per token are not I32, or those of no token")
     return cast("NDArray[np.int32]", array)
@@ -387,8 +404,8 @@ def _check_episode(
     segments: Sequence[Segment],
     turns: Sequence[Turn],
     version: Versions,
-    extras: Mapping[str, Array],
-    joint: Mapping[str, Array],
+    extras: Mapping[str, Values],
+    joint: Mapping[str, Values],
 ) -> None:
     """Check what `Episode` checks of an episode and its turns together."""
     tokens = extras_of(turns) if turns else {name: [] for name in extra_values(segments[0])}

@@ -19,6 +19,7 @@ from replaydb.domain.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.domain.episodes.building import mask_column, version_column
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION
+from replaydb.domain.episodes.ragged import Ragged, Values
 from replaydb.domain.episodes.segments import (
     LOSS_MASK,
     TOKEN_IDS,
@@ -107,7 +108,7 @@ class _Entry(NamedTuple):
 
     segment: int
     begin: int | None
-    values: Array
+    values: Values
     missing: int
 
 
@@ -163,7 +164,7 @@ def _columns(
         several = [entry.values for entry in mine]
         if name == LOSS_MASK:
             several = [np.packbits(np.concatenate(several))]
-        tensors: Tensors = {stored: _joined(several)}
+        tensors = _tensors(stored, several)
         if len(mine) < num_segments:
             tensors["rows/" + stored] = _integers([entry.segment for entry in mine])
         if mine[0].begin is not None:
@@ -173,11 +174,11 @@ def _columns(
         yield stored, tensors
 
 
-def _extras(episodes: Sequence[Episode]) -> dict[str, list[tuple[int, Array]]]:
+def _extras(episodes: Sequence[Episode]) -> dict[str, list[tuple[int, Values]]]:
     """Return the extras of episodes, and arrays of the tokens of their turns, by section."""
-    found: dict[str, list[tuple[int, Array]]] = {}
+    found: dict[str, list[tuple[int, Values]]] = {}
     for i, episode in enumerate(episodes):
-        joint = dict(episode.joint_extras)
+        joint: dict[str, Values] = dict(episode.joint_extras)
         if isinstance(episode.version, np.ndarray):
             joint["policy_version"] = episode.version
         for prefix, arrays in ((EPISODE, episode.extras), (JOINT, joint)):
@@ -187,15 +188,16 @@ def _extras(episodes: Sequence[Episode]) -> dict[str, list[tuple[int, Array]]]:
 
 
 def _stacked(
-    name: str, rows: Sequence[tuple[int, Array]], num_episodes: int
+    name: str, rows: Sequence[tuple[int, Values]], num_episodes: int
 ) -> Iterator[tuple[str, Tensors]]:
     """Yield the tensors of an extra of episodes, once for each dtype and shape."""
-    kinds: dict[tuple[Any, ...], list[tuple[int, Array]]] = {}
+    kinds: dict[tuple[Any, ...], list[tuple[int, Values]]] = {}
     for row in rows:
         kinds.setdefault((dtype_name(row[1]), *row[1].shape), []).append(row)
     for number, mine in enumerate(kinds.values()):
         stored = _variant(name, number)
-        tensors: Tensors = {stored: _joined([array[None] for _, array in mine])}
+        several = [one if isinstance(one, Ragged) else one[None] for _, one in mine]
+        tensors = _tensors(stored, several)
         if len(mine) < num_episodes:
             tensors["rows/" + stored] = _integers([i for i, _ in mine])
         yield stored, tensors
@@ -245,6 +247,17 @@ def _of_episodes(
         text = escapes.to_json(facts, separators=(",", ":"))
         tensors["json"] = np.frombuffer(text.encode(), np.uint8)
     return tensors
+
+
+def _tensors(stored: str, several: Sequence[Values]) -> Tensors:
+    """Return the tensors of the values of a column."""
+    ragged = [one for one in several if isinstance(one, Ragged)]
+    if not ragged:
+        return {stored: _joined(several)}  # type: ignore[arg-type]
+    return {
+        stored: _joined([one.values for one in ragged]),
+        "counts/" + stored: _joined([one.counts for one in ragged]),
+    }
 
 
 def _variant(name: str, number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import xxhash
 
@@ -119,7 +119,7 @@ def decode(
 
 def _selected(contents: Contents, fields: Collection[str]) -> Contents:
     """Remove all extras but some from what was decoded, and return it."""
-    extras = [contents.context.extras]
+    extras: list[dict[str, Any]] = [contents.context.extras]
     for episode in contents.episodes:
         set_fields(episode, is_whole=False)
         extras += [episode.extras, episode.joint_extras]

@@ -16,15 +16,12 @@ from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.domain.episodes.arrays import (
     NUMPY_CODES,
     TORCH_CODES,
-    Array,
-    bits,
-    dtype_name,
     from_bits,
     to_int32,
 )
 from replaydb.domain.episodes.building import check_kinds
+from replaydb.domain.episodes.ragged import Ragged, Values, joined, placed
 from replaydb.domain.episodes.segments import EXTRA
-from replaydb.domain.episodes.unrepeated import joined
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import Row, numbers
 from replaydb.util import escapes
@@ -169,7 +166,7 @@ def _text(row: Row) -> Any:
     return escapes.unescape(text) if isinstance(text, str) else text
 
 
-def _tokens(row: Row, extras: dict[str, Array]) -> dict[str, Any]:
+def _tokens(row: Row, extras: dict[str, Values]) -> dict[str, Any]:
     """Return the arguments of an episode without turns."""
     ids, length = row["token_ids"], row.get("prompt_length")
     given: dict[str, Any] = {
@@ -191,7 +188,7 @@ def _version(row: Row) -> Any:
     return row.get("policy_version") if versions is None else versions
 
 
-def _turns(row: Row, extras: dict[str, Array]) -> dict[str, Any]:
+def _turns(row: Row, extras: dict[str, Values]) -> dict[str, Any]:
     """Return the arguments of an episode of turns."""
     ids, version = row["token_ids"], _version(row)
     of_turns = {name for turn in row["turns"] for name in turn["token_extras"] or ()}
@@ -199,7 +196,7 @@ def _turns(row: Row, extras: dict[str, Array]) -> dict[str, Any]:
     if isinstance(version, np.ndarray):
         joint["policy_version"] = to_int32("token_versions", version)
     turns: list[Turn] = []
-    whole: list[dict[str, Array]] = []  # the values of `joint` for all tokens of each turn
+    whole: list[dict[str, Values]] = []  # the values of `joint` for all tokens of each turn
     begin = 0
     for turn in row["turns"]:
         above, shared = _parent(turn, turns)
@@ -262,8 +259,8 @@ def _parent(turn: Row, before: Sequence[Turn]) -> tuple[Turn | None, int]:
 
 
 def _values(
-    turn: Row, name: str, own: Array, shared: int, above: Turn | dict[str, Array] | None
-) -> Array:
+    turn: Row, name: str, own: Values, shared: int, above: Turn | dict[str, Values] | None
+) -> Values:
     """Return the values of an extra for all tokens of a turn.
 
     Args:
@@ -280,9 +277,7 @@ def _values(
         known -= len(rest)
         parts.insert(0, rest)
     if known and rest is None:
-        parts.insert(
-            0, from_bits(np.zeros((known, *own.shape[1:]), bits(own).dtype), dtype_name(own))
-        )
+        parts.insert(0, placed([], known, own))
     elif known and isinstance(above, Turn):
         parts.insert(0, above.segment.values(EXTRA + name, 0, known))
     elif known and isinstance(above, dict):
@@ -304,7 +299,7 @@ def _json(row: Row, name: str) -> Any:
     return None if text is None else escapes.from_json(text)
 
 
-def _arrays(row: Row, name: str) -> dict[str, Array]:
+def _arrays(row: Row, name: str) -> dict[str, Values]:
     named = row.get(name) or ()
     found = {one["name"]: _array(one) for one in named}
     if len(found) < len(named):
@@ -312,7 +307,7 @@ def _arrays(row: Row, name: str) -> dict[str, Array]:
     return found
 
 
-def _array(row: Row) -> Array:
+def _array(row: Row) -> Values:
     dtype = row["dtype"]
     if dtype not in _NUMPY and dtype not in _TORCH:
         raise ValueError(f"an array of dtype {dtype!r}")
@@ -321,4 +316,6 @@ def _array(row: Row) -> Array:
         raise ValueError(f"an array of shape {row['shape']}")
     if kind == np.bool_ and max(row["data"], default=0) > 1:
         raise ValueError("bytes other than 0 and 1 in a bool array")
-    return from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)
+    array = from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)
+    counts = row.get("counts")
+    return array if counts is None else Ragged(array, counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -183,9 +183,12 @@ def named_arrays(
 
 
 def to_arrays(
-    field: str, arrays: Mapping[str, ArrayLike] | None, taken: Collection[str] = ()
-) -> dict[str, Array]:
-    """Apply `to_array` to named arrays. None becomes empty.
+    field: str,
+    arrays: Mapping[str, ArrayLike] | None,
+    taken: Collection[str] = (),
+    convert: Callable[[str, ArrayLike], Any] = to_array,
+) -> dict[str, Any]:
+    """Apply `to_array`, or another conversion, to named arrays. None becomes empty.
 
     Raises:
         InvalidInputError: A name is `taken` or invalid, or an array cannot be stored, or a token
@@ -197,7 +200,7 @@ def to_arrays(
         raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
     check_names(field, arrays, taken)
     found = {
-        checks.name(f"{field} name", name): to_array(f"{field}[{name!r}]", array)
+        checks.name(f"{field} name", name): convert(f"{field}[{name!r}]", array)
         for name, array in arrays.items()
     }
     rewards = found.get("token_rewards") if field == "token_extras" else None
@@ -234,8 +237,8 @@ def check_names(field: str, names: Iterable[str], taken: Collection[str]) -> Non
 
 
 def spread_named(
-    field: str, arrays: Mapping[str, Array], total: int, response: int | None = None
-) -> dict[str, Array]:
+    field: str, arrays: Mapping[str, Any], total: int, response: int | None = None
+) -> dict[str, Any]:
     """Apply `spread` to named arrays, [total, ...] each."""
     return {
         name: spread(f"{field}[{name!r}]", array, total, response) for name, array in arrays.items()
@@ -323,7 +326,7 @@ def from_bits(array: NDArray[Any], dtype: str) -> Array:
     return torch.from_numpy(array).view(getattr(torch, dtype))
 
 
-def dtype_name(array: Array) -> str:
+def dtype_name(array: Any) -> str:
     """Return the name of a dtype, such as `float32`, spelled the same for numpy and torch."""
     if isinstance(array, np.ndarray):
         return _NUMPY_NAMES[array.dtype.str[1:]]

@@ -13,11 +13,9 @@ from replaydb.domain.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
-    bits,
     dtype_name,
     filled,
     fixed,
-    from_bits,
     same,
     spread,
     to_bool,
@@ -25,6 +23,7 @@ from replaydb.domain.episodes.arrays import (
     to_logprobs,
     to_versions,
 )
+from replaydb.domain.episodes.ragged import Values, placed
 from replaydb.domain.episodes.segments import (
     EXTRA,
     LOGPROBS,
@@ -32,6 +31,7 @@ from replaydb.domain.episodes.segments import (
     TOKEN_IDS,
     TOKEN_VERSIONS,
     Column,
+    Piece,
     Segment,
     column_of,
     response_column,
@@ -144,7 +144,7 @@ def mask_column(mask: NDArray[np.bool_], length: int, prompt_length: int) -> Col
     """Return the column of a loss mask, [T] or [R]; None if exactly the response is in the loss."""
     column = _column(mask, length, prompt_length)
     [(at, values)] = column.pieces
-    return None if at == prompt_length and values.all() else column
+    return None if at == prompt_length and np.all(values) else column
 
 
 def version_column(versions: NDArray[np.int32], prompt_length: int) -> Column:
@@ -209,7 +209,7 @@ def _check_parents(turns: Sequence[Turn]) -> None:
         earlier.add(id(turn))
 
 
-def extra_values(segment: Segment) -> dict[str, Array]:
+def extra_values(segment: Segment) -> dict[str, Values]:
     """Return some values of each token extra by name, [n, ...]."""
     return {
         name.removeprefix(EXTRA): column.pieces[0][1]
@@ -218,7 +218,7 @@ def extra_values(segment: Segment) -> dict[str, Array]:
     }
 
 
-def check_kinds(name: str, arrays: Sequence[Array]) -> None:
+def check_kinds(name: str, arrays: Sequence[Values]) -> None:
     """Check that all values of a token extra have one dtype and shape.
 
     Raises:
@@ -232,20 +232,23 @@ def check_kinds(name: str, arrays: Sequence[Array]) -> None:
 
 def joint_tokens(turns: Sequence[Turn]) -> NDArray[np.int32]:
     """Return token ids, int32 [T], turn after turn."""
-    return fixed(_joint(turns, TOKEN_IDS, (), np.dtype(np.int32)))
+    ids: NDArray[np.int32] = _joint(turns, TOKEN_IDS, np.empty(0, np.int32))
+    return ids
 
 
-def _joint(
-    turns: Sequence[Turn], name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """Return the bits of a column [T, *shape], turn after turn, 0 where it has no values."""
-    raw = filled((sum(turn.num_tokens for turn in turns), *shape), 0, dtype)
+def _joint(turns: Sequence[Turn], name: str, like: Values) -> Any:
+    """Return a column [T, ...], turn after turn, 0 where it has no values."""
+    pieces: list[Piece] = []
     begin = 0
     for turn in turns:
-        for at, values in turn.segment.pieces(name, 0, turn.num_tokens):
-            raw[begin + at : begin + at + len(values)] = bits(values)
-        begin += turn.num_tokens
-    return raw
+        segment = turn.segment
+        own = segment.pieces(name, 0, segment.length)
+        if name == LOGPROBS and name not in segment.columns:
+            unknown = np.full(segment.length - segment.prompt_length, np.nan, np.float32)
+            own = [(segment.prompt_length, unknown)]
+        pieces += [(begin + at, values) for at, values in own]
+        begin += segment.length
+    return placed(pieces, begin, like)
 
 
 def joint_mask(turns: Sequence[Turn]) -> NDArray[np.bool_]:
@@ -262,27 +265,20 @@ def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
     """Return logprobs, float32 [T]: 0.0 on prompts, NaN where unknown; None if no turn has any."""
     if all(LOGPROBS not in turn.segment.columns for turn in turns):
         return None
-    joint = _joint(turns, LOGPROBS, (), np.dtype(np.float32))
-    end = 0
-    for turn in turns:
-        end += turn.num_tokens
-        if LOGPROBS not in turn.segment.columns:
-            joint[end - turn.num_tokens + turn.segment.prompt_length : end] = np.nan
-    return fixed(joint)
+    logprobs: NDArray[np.float32] = _joint(turns, LOGPROBS, np.empty(0, np.float32))
+    return logprobs
 
 
-def joint_extras(turns: Sequence[Turn]) -> dict[str, Array]:
+def joint_extras(turns: Sequence[Turn]) -> dict[str, Values]:
     """Return token extras [T, ...] by name, with zeros for turns without them."""
-    found: dict[str, Array] = {}
-    for name, [like, *_] in extras_of(turns).items():
-        raw = _joint(turns, EXTRA + name, like.shape[1:], bits(like).dtype)
-        found[name] = from_bits(fixed(raw), dtype_name(like))
-    return found
+    return {
+        name: _joint(turns, EXTRA + name, like) for name, [like, *_] in extras_of(turns).items()
+    }
 
 
-def extras_of(turns: Sequence[Turn]) -> dict[str, list[Array]]:
+def extras_of(turns: Sequence[Turn]) -> dict[str, list[Values]]:
     """Return some values of each token extra by name, of each turn that has it."""
-    found: dict[str, list[Array]] = {}
+    found: dict[str, list[Values]] = {}
     for turn in turns:
         for name, values in extra_values(turn.segment).items():
             found.setdefault(name, []).append(values)

@@ -30,6 +30,7 @@ from replaydb.domain.episodes.arrays import (
 )
 from replaydb.domain.episodes.building import CORE_FIELDS
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes
+from replaydb.domain.episodes.ragged import Ragged, Values, to_values
 from replaydb.errors import InvalidInputError
 
 _T = TypeVar("_T")
@@ -62,7 +63,7 @@ def flat_from_arrays(
     rows, mask = rows.with_prompts(prompt_lengths, loss_mask)
     count = len(rows.lengths)
     versions, has_versions = _token_versions(rows, token_versions)
-    per_token = to_arrays("token_extras", token_extras, CORE_FIELDS)
+    per_token = to_arrays("token_extras", token_extras, CORE_FIELDS, to_values)
     per_episode = to_arrays("episode_extras", episode_extras, CORE_FIELDS | per_token.keys())
     return FlatEpisodes(
         lengths=rows.lengths,
@@ -180,7 +181,7 @@ class _Rows:
         positions = np.arange(int(self.lengths.sum())) - np.repeat(starts, self.lengths)
         return positions >= np.repeat(self.prompt_lengths, self.lengths)
 
-    def flat(self, field: str, array: Array) -> Array:
+    def flat(self, field: str, array: Values) -> Any:
         """Return a copy with the values of all tokens, [T, ...].
 
         Prompts have zeros if the array has only responses.
@@ -188,6 +189,8 @@ class _Rows:
         Raises:
             InvalidInputError: The array has neither the shape of the tokens nor of the responses.
         """
+        if isinstance(array, Ragged):
+            return Ragged(array.values, self.flat(field, array.counts))
         given = bits(array)
         dtype = given.dtype.newbyteorder("<")
         if self.is_whole(array):

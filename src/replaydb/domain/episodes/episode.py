@@ -30,6 +30,7 @@ from replaydb.domain.episodes.building import (
     row_of_tokens,
     row_of_turns,
 )
+from replaydb.domain.episodes.ragged import Values, own_extras
 from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment, row_lengths
 from replaydb.domain.episodes.turns import Turn, parents_of, same_fields, set_fields
 from replaydb.errors import InvalidInputError
@@ -68,8 +69,9 @@ class Episode:
         token_extras: Arrays [T, ...] by name. Pass [T, ...] or [R, ...]; with [R, ...] the prompt
             has zeros. Without turns, arrays of all but the last token, [T - 1, ...], are kept so.
             bfloat16 and float8 are torch tensors, everything else is numpy. Extras of turns are
-            concatenated, with zeros for turns without them. For per-token rewards of an episode
-            without turns, pass the extra "token_rewards".
+            concatenated, with zeros for turns without them. If the number of values varies from
+            token to token, pass a `Ragged`; tokens without values then have 0 of them. For
+            per-token rewards of an episode without turns, pass the extra "token_rewards".
         extras: Arrays of any shape by name. They are stored exactly or refused: masked arrays, for
             example, are refused.
         metadata: JSON object: str keys, finite numbers.
@@ -83,7 +85,7 @@ class Episode:
     segment: Segment | None
     turns: tuple[Turn, ...]
     version: Versions
-    joint_extras: dict[str, Array]
+    joint_extras: dict[str, Values]
     reward: float | None
     advantage: float | None
     finish_reason: str | None
@@ -132,9 +134,9 @@ class Episode:
                 expected = "token_ids, or prompt_ids and response_ids, or turns"
                 actual = " and ".join(names) or "none of them"
                 raise InvalidInputError("episode", expected, actual)
-        joint: dict[str, Array] = {}
+        joint: dict[str, Values] = {}
         if row.turns:
-            arrays = named_arrays("token_extras", token_extras, CORE_FIELDS | row.taken)
+            arrays = own_extras(token_extras, CORE_FIELDS | row.taken)
             total = sum(turn.num_tokens for turn in row.turns)
             joint = spread_named("token_extras", arrays, total)
         per_token = row.taken | {*(token_extras or ())}
@@ -185,7 +187,7 @@ class Episode:
         return self.segment.versions(0, self.segment.length)
 
     @property
-    def token_extras(self) -> dict[str, Array]:
+    def token_extras(self) -> dict[str, Any]:
         """Arrays [T, ...] by name."""
         if self.segment is None:
             return joint_extras(self.turns) | self.joint_extras

@@ -377,7 +377,7 @@ def _on_responses(
 
 
 def _columns(
-    rows: list[dict[str, Array]],
+    rows: list[dict[str, Any]],
     kind: Callable[[Array], tuple[object, ...]],
     join: Callable[[list[NDArray[Any]]], NDArray[Any]],
 ) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:

@@ -174,7 +174,8 @@ class EpisodeGroup:
                 [E].
             token_versions: Policy version of each token, integers, instead of `policy_versions`.
             finish_reasons: Why generation ended, E strings or None.
-            token_extras: Arrays with values per token by name, [T, ...] or [E, L, ...].
+            token_extras: Arrays with values per token by name, [T, ...] or [E, L, ...]; if they are
+                flat, also `Ragged`.
             episode_extras: Arrays [E, ...] by name.
             metadata: E JSON objects or None.
             texts: Transcripts, E strings or None.

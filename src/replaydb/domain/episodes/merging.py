@@ -18,7 +18,6 @@ import numpy as np
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.arrays import (
-    Array,
     ArrayLike,
     Versions,
     bits,
@@ -30,6 +29,7 @@ from replaydb.domain.episodes.building import (
     extra_values,
     joint_versions,
 )
+from replaydb.domain.episodes.ragged import Values
 from replaydb.domain.episodes.segments import (
     EXTRA,
     LOGPROBS,
@@ -155,7 +155,7 @@ class _Step(NamedTuple):
 
     turn: Turn
     version: Versions
-    joint_extras: dict[str, Array]
+    joint_extras: dict[str, Values]
     episode: Episode
 
 
@@ -218,13 +218,13 @@ def _steps(episode: Episode) -> list[_Step]:
     return steps
 
 
-def _extras(steps: Sequence[_Step]) -> dict[str, Array]:
+def _extras(steps: Sequence[_Step]) -> dict[str, Values]:
     """Return an empty array [0, ...] of each token extra by name.
 
     Raises:
         InvalidInputError: The steps have several dtypes or shapes of an extra.
     """
-    found: dict[str, list[Array]] = {}
+    found: dict[str, list[Values]] = {}
     for step in steps:
         for name, values in (extra_values(step.turn.segment) | step.joint_extras).items():
             found.setdefault(name, []).append(values)
@@ -270,7 +270,7 @@ def _realigned(before: Turn, turn: Turn, end_token_id: int) -> int | None:
 def _row(
     steps: Sequence[_Step],
     repeated: Sequence[int],
-    extras: Mapping[str, Array],
+    extras: Mapping[str, Values],
     reward: float | None,
     is_rewarded: bool,
 ) -> Episode:

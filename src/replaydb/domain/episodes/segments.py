@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.domain.episodes.arrays import Array, bits, dtype_name, filled, fixed, from_bits
+from replaydb.domain.episodes.arrays import bits, dtype_name, fixed
+from replaydb.domain.episodes.ragged import Ragged, Values, is_zero, placed
 
 #: Columns of a segment that are no extras. The names are those of the payload.
 TOKEN_IDS = "token_ids"  # noqa: S105 - not a password
@@ -29,7 +30,7 @@ _PROBE = 16
 _NESTED = 64
 
 #: Values of consecutive tokens, and the position of the first one in its segment.
-Piece = tuple[int, Array]
+Piece = tuple[int, Values]
 
 
 class Column(NamedTuple):
@@ -53,7 +54,7 @@ class Column(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Dtype of the values, and the shape of the value of one token."""
+        """Dtype of the values, and the shape of those of one token: None, ... if it is `Ragged`."""
         values = self.pieces[0][1]
         return (dtype_name(values), *values.shape[1:])
 
@@ -96,7 +97,7 @@ class Segment:
         column = self.columns[TOKEN_IDS]
         return column.begin if column.inherits else 0
 
-    def _view(self, name: str, begin: int, end: int) -> Array | None:
+    def _view(self, name: str, begin: int, end: int) -> Values | None:
         """Return the values of some tokens if one piece has them all. This is the usual case."""
         column = self.columns.get(name)
         if column is None or begin >= end:
@@ -136,7 +137,7 @@ class Segment:
         found.reverse()
         return found
 
-    def values(self, name: str, begin: int, end: int, fill: float = 0) -> Array:
+    def values(self, name: str, begin: int, end: int, fill: float = 0) -> Values:
         """Return the values of the tokens from `begin` to `end`, `fill` where there are none.
 
         It is a view if these tokens are in one piece.
@@ -145,10 +146,8 @@ class Segment:
             return own
         found = self.pieces(name, begin, end)
         like = self.columns[name].pieces[0][1]
-        raw = filled((max(end - begin, 0), *like.shape[1:]), fill, bits(like).dtype)
-        for at, values in found:
-            raw[at - begin : at - begin + len(values)] = bits(values)
-        return fixed(from_bits(raw, dtype_name(like)))
+        moved = [(at - begin, values) for at, values in found]
+        return placed(moved, max(end - begin, 0), like, fill)
 
     def tokens(self, begin: int, end: int) -> NDArray[np.int32]:
         """Return the ids of the tokens from `begin` to `end`, int32."""
@@ -171,7 +170,7 @@ class Segment:
         lowest = min([int(np.min(values)) for _, values in own.pieces if len(values)], default=0)
         return self.values(TOKEN_VERSIONS, begin, end, lowest)  # type: ignore[return-value]
 
-    def extras(self) -> dict[str, Array]:
+    def extras(self) -> dict[str, Values]:
         """Return the token extras by name, [T, ...] or [T - 1, ...] each."""
         return {
             name.removeprefix(EXTRA): self.values(name, 0, column.end)
@@ -200,13 +199,13 @@ def lineage(one: Any) -> tuple[Any, ...]:
     return tuple(found[::-1][::_NESTED])
 
 
-def response_column(values: Array, length: int) -> Column:
+def response_column(values: Values, length: int) -> Column:
     """Return the column of values [R, ...] of the response of a segment of T tokens."""
     return Column(((length - len(values), values),), length)
 
 
 def column_of(
-    values: Array, length: int, prompt_length: int, name: str = "", parent: Segment | None = None
+    values: Values, length: int, prompt_length: int, name: str = "", parent: Segment | None = None
 ) -> Column:
     """Return the column of values [T, ...] or [T - 1, ...] of a segment.
 
@@ -219,12 +218,12 @@ def column_of(
         name: Name of the column.
         parent: The segment that may have the same values.
     """
-    if len(values) == length and not bits(values[:prompt_length]).view(np.uint8).any():
+    if len(values) == length and is_zero(values[:prompt_length]):
         return response_column(own_memory(values[prompt_length:]), length)
     return inherited(values, len(values), name, parent)
 
 
-def inherited(values: Array, end: int, name: str, parent: Segment | None) -> Column:
+def inherited(values: Values, end: int, name: str, parent: Segment | None) -> Column:
     """Return a column of all values [end, ...] without those that are the parent's."""
     theirs = None if parent is None else parent.columns.get(name)
     whole = Column(((0, values),), end)
@@ -235,13 +234,18 @@ def inherited(values: Array, end: int, name: str, parent: Segment | None) -> Col
     return Column(((shared, own_memory(values[shared:])),), end, inherits=True)
 
 
-def own_memory(values: Array) -> Array:
+def own_memory(values: Values) -> Values:
     """Return a copy of a view that would keep a larger array alive."""
     return fixed(values.copy()) if isinstance(values, np.ndarray) else values.clone()
 
 
-def common_prefix(one: Array, other: Array, most: int) -> int:
+def common_prefix(one: Values, other: Values, most: int) -> int:
     """Return how many of the first `most` rows of two arrays have the same bits."""
+    if isinstance(one, Ragged) and isinstance(other, Ragged):
+        most = common_prefix(one.counts, other.counts, most)
+        equal = common_prefix(one.values, other.values, int(one.offsets[most]))
+        # the token of the first value that differs, if one does
+        return min(most, int(one.offsets.searchsorted(equal, "right")) - 1)
     left, right = _as_bytes(one[:most]), _as_bytes(other[:most])
     differ = left != right
     if differ.ndim > 1:
@@ -250,7 +254,7 @@ def common_prefix(one: Array, other: Array, most: int) -> int:
     return first if len(differ) and differ[first] else most
 
 
-def _as_bytes(values: Array) -> NDArray[Any]:
+def _as_bytes(values: Any) -> NDArray[Any]:
     """View an array as integers, [n] or [n, bytes], so that it can be compared bit for bit."""
     raw = np.ascontiguousarray(bits(values))
     if raw.ndim == 1 and raw.dtype.kind in "biu":

@@ -15,7 +15,6 @@ from replaydb.domain.episodes.arrays import (
     ArrayLike,
     Versions,
     fixed,
-    named_arrays,
     same,
     spread,
     to_bool,
@@ -25,6 +24,7 @@ from replaydb.domain.episodes.arrays import (
     to_numpy,
     to_versions,
 )
+from replaydb.domain.episodes.ragged import own_extras
 from replaydb.domain.episodes.segments import (
     EXTRA,
     LOGPROBS,
@@ -69,7 +69,7 @@ class Turn:
         finish_reason: Why the action ended, as reported by the inference engine.
         token_extras: Arrays [P + R, ...] by name. Pass [P + R, ...] or [R, ...]; with [R, ...] the
             prompt has zeros. Arrays without a value for the last token, [P + R - 1, ...], are kept
-            so, unless P is 1: they are then those of the response. See `Episode`.
+            so, unless P is 1: they are then those of the response. `Ragged` as in `Episode`.
         metadata: JSON object.
 
     Args:
@@ -174,7 +174,7 @@ class Turn:
         return self.version if own is None else own
 
     @property
-    def token_extras(self) -> dict[str, Array]:
+    def token_extras(self) -> dict[str, Any]:
         """Arrays [P + R, ...] by name, or [P + R - 1, ...] if they were passed so."""
         return self.segment.extras()
 
@@ -261,11 +261,11 @@ def extra_columns(
             number of values.
     """
     found: dict[str, Column] = {}
-    for name, array in named_arrays("token_extras", extras, taken).items():
+    for name, array in own_extras(extras, taken).items():
         # The error does not name this length. Rewards are of tokens, so the last one has one, too.
         but_last = None if name == "token_rewards" else length - 1
         if not array.ndim or len(array) not in (length, but_last, response):
-            spread(f"token_extras[{name!r}]", array, length, response)
+            spread(f"token_extras[{name!r}]", array, length, response)  # raises
         column = EXTRA + name
         if len(array) == response:
             found[column] = response_column(array, length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import accumulate
 from typing import cast
@@ -11,8 +11,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.domain.episodes.arrays import Array, Versions, bits, dtype_name, fixed, from_bits
+from replaydb.domain.episodes.arrays import Versions
 from replaydb.domain.episodes.episode import Episode
+from replaydb.domain.episodes.ragged import Ragged, Values, joined, placed
 from replaydb.domain.episodes.segments import (
     EXTRA,
     LOGPROBS,
@@ -21,6 +22,9 @@ from replaydb.domain.episodes.segments import (
     common_tokens,
 )
 from replaydb.domain.episodes.turns import Turn, parents_of
+
+#: Size of the number of values of a token.
+COUNT_BYTES = 8
 
 
 class Unrepeated:
@@ -68,7 +72,7 @@ class Unrepeated:
         if not any(LOGPROBS in segment.columns for segment in self.segments):
             return None
 
-        def logprobs(i: int, first: int, last: int) -> Array:
+        def logprobs(i: int, first: int, last: int) -> Values:
             segment = self.segments[i]
             if LOGPROBS in segment.columns:
                 return segment.values(LOGPROBS, first, last)
@@ -90,7 +94,7 @@ class Unrepeated:
         if of_all is None and (False, None) in zip(has_own, of_turns, strict=True):
             return None
 
-        def versions(i: int, first: int, last: int) -> Array:
+        def versions(i: int, first: int, last: int) -> Values:
             if of_all is not None:
                 return self.joint(of_all, i, first, last)
             if has_own[i]:
@@ -107,7 +111,7 @@ class Unrepeated:
 
     def token_extras(
         self, begin: int = 0, end: int | None = None, names: Collection[str] | None = None
-    ) -> dict[str, Array]:
+    ) -> dict[str, Values]:
         """Return token extras of the tokens by name, [n, ...]. `names`: only these.
 
         Turns without an extra have zeros. Without turns, the last token may not have a value.
@@ -124,40 +128,43 @@ class Unrepeated:
         }
 
     @property
-    def bytes_per_token(self) -> int:
-        """Size of the token extras of a token."""
-        likes = {
-            name: column.pieces[0][1]
-            for segment in self.segments
-            for name, column in segment.columns.items()
-            if name.startswith(EXTRA)
-        }
-        arrays = [*likes.values(), *self.episode.joint_extras.values()]
-        return sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
+    def extra_bytes(self) -> int:
+        """Size of the token extras. An upper bound."""
+        likes = dict(self.episode.joint_extras)
+        ragged = [one for one in likes.values() if isinstance(one, Ragged)]
+        for segment, shared in zip(self.segments, self.shared, strict=True):
+            for name in [name for name in segment.columns if name.startswith(EXTRA)]:
+                likes[name] = segment.columns[name].pieces[0][1]
+                found = segment.pieces(name, shared, segment.length)
+                ragged += [one for _, one in found if isinstance(one, Ragged)]
+        widths = [
+            COUNT_BYTES if isinstance(one, Ragged) else one.itemsize * math.prod(one.shape[1:])
+            for one in likes.values()
+        ]
+        return self.num_tokens * sum(widths) + sum(one.values.nbytes for one in ragged)
 
-    def joint(self, values: Array, i: int, first: int, last: int) -> Array:
+    def joint(self, values: Values, i: int, first: int, last: int) -> Values:
         """Return the values of some tokens of turn `i`, of an array over all tokens of turns."""
         return values[self._starts[i] + first : self._starts[i] + last]
 
-    def _values(self, name: str, begin: int, end: int | None) -> Array:
+    def _values(self, name: str, begin: int, end: int | None) -> Values:
         """Return the values of a column that at least one segment has."""
         columns = (one.columns[name] for one in self.segments if name in one.columns)
         like = next(columns).pieces[0][1]
 
-        def values(i: int, first: int, last: int) -> Array:
+        def values(i: int, first: int, last: int) -> Values:
             segment = self.segments[i]
             if name in segment.columns:
                 if not self.episode.turns:
                     last = min(last, segment.columns[name].end)
                 return segment.values(name, first, last)
-            zeros = np.zeros((last - first, *like.shape[1:]), bits(like).dtype)
-            return from_bits(zeros, dtype_name(like))
+            return placed([], last - first, like)
 
         return self._joined(begin, end, values)
 
     def _joined(
-        self, begin: int, end: int | None, values: Callable[[int, int, int], Array]
-    ) -> Array:
+        self, begin: int, end: int | None, values: Callable[[int, int, int], Values]
+    ) -> Values:
         """Join what `values` returns for the index, first and last token of each segment."""
         end = self.num_tokens if end is None else end
         if len(self.segments) == 1:
@@ -170,14 +177,6 @@ class Unrepeated:
             if at < end and begin < following
         ]
         return joined(found or [values(0, self.shared[0], self.shared[0])])
-
-
-def joined(arrays: Iterable[Array]) -> Array:
-    """Concatenate arrays of one dtype and shape."""
-    several = list(arrays)
-    if len(several) == 1:
-        return several[0]
-    return from_bits(fixed(np.concatenate(list(map(bits, several)))), dtype_name(several[0]))
 
 
 def _num_shared(turn: Turn) -> int:
