@@ -160,7 +160,7 @@ async def test_shards_that_are_requested_at_once(buffer: Buffer) -> None:
 async def test_a_shard_that_cannot_be_read_is_requested_again(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: object) -> rdb.Batch:
+    async def fail(*_: object, **__: object) -> rdb.Batch:
         raise rdb.DatabaseUnavailableError("no answer in time")
 
     await buffer.put(groups(6))
