@@ -88,6 +88,8 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
         assert turn["has_token_rewards"] == (own.token_rewards is not None)
         assert turn["token_extras"] == list(own.token_extras)
         assert escapes.from_json(turn["metadata"]) == own.metadata
+        for name in ("uid", "agent", "state", "is_discarded"):
+            assert turn[name] == getattr(own, name)
 
 
 def rich() -> list[EpisodeGroup]:

@@ -22,7 +22,15 @@ from replaydb.domain.settings import Compression
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from support import payloads
 from support.examples import examples
-from support.samples import DTYPES, array_of, contexts, episode, sample_branches, sample_episodes
+from support.samples import (
+    DTYPES,
+    array_of,
+    contexts,
+    episode,
+    sample_branches,
+    sample_episodes,
+    sample_trajectories,
+)
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -182,6 +190,12 @@ def test_version_2_still_decodes(stem: str) -> None:
 def test_version_2_is_still_written_equally() -> None:
     stored = {path.name: path.read_bytes() for path in DATA.glob("payload_v2.*")}
     assert sample_files(None) == stored
+
+
+def test_trajectories_are_still_written_and_read_equally() -> None:
+    stored = (DATA / "payload_v2_trajectories.safetensors").read_bytes()
+    assert payloads.decode(stored).episodes == sample_trajectories()
+    assert payloads.encode(sample_trajectories(), version=2) == stored
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_unchanged_blob_is_valid() -> None:
         (blob(**{"episode/" + "x" * 256: np.zeros(2)}), "expected 1 to 255 characters"),
         (blob(json=np.zeros(2, np.uint8)), "foreign or altered"),
         (blob(json=as_json({"finish_reasons": ["a"]})), "finish_reasons is not a list of 2"),
-        (blob(json=as_json({"finish_reasons": [1, None]})), "finish_reason: expected a str"),
+        (blob(json=as_json({"finish_reasons": [1, None]})), "finish_reasons: expected a str"),
         (blob(json=as_json({"metadata": {}})), "metadata is not a list of 2"),
         (blob(json=as_json({"metadata": [[], {}]})), "metadata: expected a mapping"),
         (blob(json=as_json({"metadata": [{"a": np.nan}, {}]})), "NaN is not JSON"),

@@ -47,7 +47,15 @@ def test_every_tensor_is_documented(version: int) -> None:
     several = [*sample_episodes(), conversation(), conversation()]
     if version == 2:
         first = rdb.Turn(prompt_ids=[1] * 40, response_ids=[2], token_extras={"t": range(40)})
-        second = rdb.Turn(parent=first, new_ids=[3], response_ids=[4])
+        second = rdb.Turn(
+            parent=first,
+            new_ids=[3],
+            response_ids=[4],
+            uid="b",
+            agent="main",
+            state="snapshot",
+            is_discarded=True,
+        )
         several.append(rdb.Episode(turns=[first, second]))
         mask = [True] * 50
         several.append(rdb.Episode(prompt_ids=[1] * 48, response_ids=[2, 3], loss_mask=mask))
@@ -63,7 +71,7 @@ def test_every_tensor_is_documented(version: int) -> None:
         for one in general
     }
     wanted = {"token/NAME", "episode/NAME", "group/NAME", "turn/token_rewards"}
-    others = {"turn/parents", "joint/NAME", "missing/", "~1/"}
+    others = {"turn/parents", "turn/discarded", "joint/NAME", "missing/", "~1/"}
     assert wanted | (others if version == 2 else {"each/I/token/NAME"}) <= general
     assert [name for name in sorted(general) if f"`{name}" not in PAGE] == []
 

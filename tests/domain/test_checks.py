@@ -53,6 +53,11 @@ WORDS: list[Any] = ["", "x", np.zeros(2), None, *NOTHING]
 TOKENS: list[Any] = [2**31, *(it for it in INTEGERS if it != -1)]
 OBJECTS: list[Any] = [3, [1], {1: 2}, {"a": object()}, {"a": float("nan")}]
 
+
+def turn(**changes: Any) -> rdb.Turn:
+    return rdb.Turn(prompt_ids=[1], response_ids=[2], **changes)
+
+
 FINITE = [it for it in NUMBERS if it != -1.0]
 REWARDS = np.ones(1)
 BUFFER: Any = None  # checked after the others
@@ -64,6 +69,10 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
     ("minimum", lambda it: rdb.Share(1, minimum=it), rdb.InvalidInputError, INTEGERS),
     ("beta", lambda it: rdb.Prioritized(it), rdb.InvalidInputError, NUMBERS),
     ("priority", lambda it: group(priority=it), rdb.InvalidInputError, NUMBERS),
+    ("uid", lambda it: turn(uid=it), rdb.InvalidInputError, NAMES),
+    ("agent", lambda it: turn(agent=it), rdb.InvalidInputError, NAMES),
+    ("state", lambda it: turn(state=it), rdb.InvalidInputError, TEXTS[1:]),
+    ("is_discarded", lambda it: turn(is_discarded=it), rdb.InvalidInputError, FLAGS),
     ("Capacity.groups", lambda it: rdb.Capacity(groups=it), rdb.InvalidSettingsError, INTEGERS),
     ("Keep.count", lambda it: rdb.Keep(count=it), rdb.InvalidSettingsError, INTEGERS),
     ("MinSize.size", lambda it: rdb.MinSize(it), rdb.InvalidSettingsError, INTEGERS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from enum import StrEnum
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from replaydb.domain.episodes import Episode, EpisodeGroup, Turn
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
 
 PROMPT, RESPONSE = [1, 2, 3], [4, 5, 6, 7]
@@ -287,6 +289,30 @@ def test_equality_is_of_bits() -> None:
     assert turn() != "turn"
 
 
+def test_turns_of_a_trajectory() -> None:
+    """Their marks are part of them, and uids are those of one turn of the group."""
+    marks: dict[str, Any] = {"uid": "a", "agent": "main", "state": "s/1", "is_discarded": True}
+    one = turn(**marks)
+    assert {name: getattr(one, name) for name in MARKS} == marks
+    assert {name: getattr(turn(), name) for name in MARKS} == dict.fromkeys(MARKS[:3]) | {
+        "is_discarded": False
+    }
+    assert one == turn(**marks)
+    for name, value in [("uid", "b"), ("agent", None), ("state", ""), ("is_discarded", False)]:
+        assert one != turn(**marks | {name: value})
+    group = EpisodeGroup("math", [Episode(turns=[one]), Episode(turns=[turn(uid="b"), turn()])])
+    assert pickle.loads(pickle.dumps(group)) == group  # noqa: S301 - our own bytes
+    with pytest.raises(InvalidInputError) as caught:
+        EpisodeGroup("math", [Episode(turns=[turn(), one]), Episode(turns=[turn(), one])])
+    expected = "a uid that no other turn of the group has; episodes[0].turns[1].uid is the same"
+    error = caught.value
+    assert (error.field, error.expected, error.actual) == (
+        "episodes[1].turns[1].uid",
+        expected,
+        "a",
+    )
+
+
 ONE_WAY = "token_ids, or prompt_ids and response_ids, or turns"
 NOT_IN_USE = "a name that is not in use"
 
@@ -302,6 +328,12 @@ NOT_IN_USE = "a name that is not in use"
         ({"turns": []}, "turns", "at least one", "none"),
         ({"turns": 3}, "turns", "a sequence of Turn", "int"),
         ({"turns": [turn(), {}]}, "turns[1]", "Turn", "dict"),
+        (
+            {"turns": [turn(uid="a"), turn(), turn(uid="a")]},
+            "turns[2].uid",
+            "a uid that no other turn of the group has; turns[0].uid is the same",
+            "a",
+        ),
         (
             {"turns": [turn()], "logprobs": [0.0] * 3},
             "logprobs",

@@ -18,6 +18,7 @@ from replaydb import Episode, EpisodeGroup, Turn, codec
 from replaydb.analysis.episode_columns import episode_schema
 from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.codec import sharing
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.regrouping import groups_in
@@ -83,7 +84,7 @@ def test_files_of_earlier_versions(tmp_path: Path, kind: Format) -> None:
     given = EpisodeGroup("math", [*samples.sample_episodes(), conversation()])
     written(tmp_path / "new", kind, [given])
     rows = list(rows_of(tmp_path / "new", f"new.{kind}"))
-    added = {"parent", "shared", "short_extras", "context_extras"}
+    added = {"parent", "shared", "short_extras", "context_extras", *MARKS}
     for row in rows:
         for turn in row["turns"] or ():
             assert added <= turn.keys()
@@ -187,6 +188,10 @@ WRONG_TURNS: list[dict[str, Any]] = [
     {"context_extras": [EXTRA]},  # more than are shared
     {"context_extras": [{**EXTRA, "dtype": "uint8", "shape": [1], "data": "AQ=="}]},
     {"context_extras": [EXTRA | {"shape": [1]}]},
+    {"uid": ""},
+    {"agent": 5},
+    {"state": ["a"]},
+    {"is_discarded": 1},
 ]
 
 

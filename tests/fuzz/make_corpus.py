@@ -23,7 +23,7 @@ from replaydb.exchange import export_groups
 from replaydb.exchange.formats import Format
 from support.groups import GENERATED, conversation, episode
 from support.payloads import encode
-from support.samples import DTYPES, array_of, sample_branches, sample_episodes
+from support.samples import DTYPES, array_of, sample_branches, sample_episodes, sample_trajectories
 
 FILTERS = {
     "comparisons": "0.25 < reward_mean <= 1e3 and id != 3 or priority == 1",
@@ -72,6 +72,7 @@ def payloads() -> dict[str, bytes]:
     for name in ("dtypes", "own-extras", "turns", "everything"):
         found[f"{name}-2"] = bytes(encode(*several[name], version=2))
     found["segments-2"] = bytes(encode(sample_branches(), version=2))
+    found["trajectories-2"] = bytes(encode(sample_trajectories(), version=2))
     found["compressed-2"] = bytes(encode(sample_branches(), version=2, compression="zstd"))
     return found
 
@@ -90,6 +91,7 @@ def exports(kind: Format) -> dict[str, bytes]:
         "plain": [EpisodeGroup("math", [episode(), episode(0)], group_uid=uid) for uid in "abc"],
         "turns": [EpisodeGroup("math", sample_branches()[:2], group_uid="a")],
         "ragged": [EpisodeGroup("math", sample_branches()[-1:], group_uid="a")],
+        "trajectories": [EpisodeGroup("math", sample_trajectories(), group_uid="a")],
     }
     found = {}
     for name, groups in several.items():

@@ -39,7 +39,8 @@ _TEXTS = [
     '{"a": NaN}', "[" * 2000, "2026-01-01", "completed", "archived", "leased", "int8", "bfloat16",
     "float8_e4m3fn", "bool", "F64", "I64", "BF16", "BOOL", "U8", "token/a", "each/0/token/a",
     "group/a", "turn/counts", "json", "token_rewards", "__metadata__", "segments", "joint/a",
-    "joint/policy_version", "turn/parents", "U64",
+    "joint/policy_version", "turn/parents", "turn/discarded", "turn_uids", "turn_agents",
+    "turn_states", "U64",
 ]  # fmt: skip
 _TOKENS = [
     *COLUMNS, *FUNCTIONS, *(f".{name}" for name in _METHODS), "tags", "col.", "rdb.col.", "None",

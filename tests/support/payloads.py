@@ -8,6 +8,7 @@ from typing import Any
 from replaydb import Episode, Turn, codec
 from replaydb.codec import Contents, compaction, framing
 from replaydb.domain.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import CorruptPayloadError
 
 
@@ -66,7 +67,7 @@ def rebuilt(episode: Episode) -> Episode:
     given: dict[str, Any] = {"token_extras": episode.token_extras}
     if episode.turns:
         of_turns = [*names, "prompt_ids", "response_ids", "loss_mask", "logprobs", "token_rewards"]
-        of_turns += ["policy_version", "token_extras"]
+        of_turns += ["policy_version", "token_extras", *MARKS]
         turns: dict[int, Turn] = {}
         for turn in episode.turns:
             fields = {name: getattr(turn, name) for name in of_turns}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,18 @@ TURN_EXTRAS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 
+#: Fields of turns in a trajectory. Uids are those of no other turn.
+MARKS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "uid": st.builds(lambda: uuid.uuid4().hex),
+        "agent": st.sampled_from(["main", "search"]),
+        "state": text,
+        "is_discarded": st.booleans(),
+    },
+)
+
+
 @st.composite
 def turn_of(draw: st.DrawFn) -> Turn:
     prompt = draw(st.lists(versions, max_size=3))
@@ -186,6 +199,7 @@ def trees(draw: st.DrawFn, kind: str) -> tuple[Episode, Episode]:
             # Mostly the values of the parent, which has the same formula.
             array = torch.arange(covered * 2).reshape(covered, 2) + draw(st.sampled_from([0, 0, 1]))
             values["token_extras"] = {"x": _of_kind(array, kind)}
+        values |= draw(MARKS)
         by_parent.append(Turn(**given, **values))
         whole.append(Turn(prompt_ids=context, **values))
     ids = np.concatenate([[*one.prompt_ids, *one.response_ids] for one in whole])
@@ -314,3 +328,12 @@ def sample_branches() -> list[Episode]:
         Episode(**row, token_extras={"x": np.arange(302 * 2).reshape(302, 2)}),
         Episode(**row, token_extras={"r": Ragged([1.5, -2.0, 0.0], [1, 2])}),
     ]
+
+
+def sample_trajectories() -> list[Episode]:
+    """Return episodes whose turns have all fields of a trajectory. Must not be changed."""
+    first = Turn(prompt_ids=range(40), response_ids=[7], uid="a/0", agent="main", state="disk/1")
+    lost = Turn(parent=first, new_ids=[8], response_ids=[9], uid="a/1", is_discarded=True)
+    retry = Turn(parent=first, new_ids=[8], response_ids=[6], uid="a/2", agent="main")
+    other = Turn(prompt_ids=range(40), response_ids=[5], agent="search")
+    return [Episode(turns=[first, lost, retry]), Episode(turns=[other])]

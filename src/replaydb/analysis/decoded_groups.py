@@ -56,6 +56,11 @@ class EpisodeRow:
         """Metadata of its turns, as JSON."""
         return [_metadata(turn.metadata) for turn in self.episode.turns]
 
+    @property
+    def turn_states(self) -> list[str]:
+        """References to states of the environment, "" for turns without one."""
+        return [turn.state or "" for turn in self.episode.turns]
+
     @cached_property
     def context_extras(self) -> list[dict[str, Values]]:
         """For each turn, the values of extras for tokens that it has from its parent.
@@ -68,7 +73,7 @@ class EpisodeRow:
     @cached_property
     def num_bytes(self) -> int:
         """Size of the row, without the columns of the group. An upper bound."""
-        texts = [self.episode.text or "", self.metadata, *self.turn_metadata]
+        texts = [self.episode.text or "", self.metadata, *self.turn_metadata, *self.turn_states]
         size = self.tokens.num_tokens * TOKEN_BYTES + self.tokens.extra_bytes
         size += CHARACTER_BYTES * sum(map(len, texts)) + _num_bytes(self.episode.extras)
         return size + sum(map(_num_bytes, self.context_extras))
@@ -164,6 +169,7 @@ class DecodedGroup:
                 "text": escapes.escape(row.episode.text or ""),
                 "metadata": row.metadata,
                 "turns": "".join(row.turn_metadata),
+                "turns.state": "".join(row.turn_states),
             }
             sizes["token_extras"] = row.tokens.extra_bytes
             sizes["turns.context_extras"] = sum(map(_num_bytes, row.context_extras))

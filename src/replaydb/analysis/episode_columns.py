@@ -47,6 +47,7 @@ TURN = pa.struct(
         "has_token_rewards": pa.bool_(), "finish_reason": TEXT, "metadata": TEXT,
         "token_extras": pa.list_(TEXT), "parent": _INT, "shared": _INT,
         "short_extras": pa.list_(TEXT), "context_extras": pa.list_(ARRAY),
+        "uid": TEXT, "agent": TEXT, "state": TEXT, "is_discarded": pa.bool_(),
     }.items()
 )  # fmt: skip
 LISTS = {

@@ -27,6 +27,7 @@ from replaydb.domain.episodes import Turn
 from replaydb.domain.episodes.arrays import Versions, bits, dtype_name
 from replaydb.domain.episodes.ragged import Ragged, Values
 from replaydb.domain.episodes.segments import EXTRA, Column
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
 from replaydb.util import escapes
 
@@ -148,6 +149,7 @@ def _turns(rows: Sequence[EpisodeRow]) -> pa.Array:
             for turn in turns
         ],
         "context_extras": [named_arrays(one) for row in with_turns for one in row.context_extras],
+        **{name: [getattr(turn, name) for turn in turns] for name in MARKS},
     }
     structs = pa.StructArray.from_arrays(
         [pa.array(columns[one.name], one.type) for one in TURN], fields=list(TURN)

@@ -41,6 +41,7 @@ from replaydb.cli.selecting import (
     with_known,
 )
 from replaydb.domain.decoding import decoder, token_columns
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.domain.episodes.unrepeated import Unrepeated
 from replaydb.errors import (
     CorruptPayloadError,
@@ -234,6 +235,7 @@ def _turn(turn: Turn, parent: int) -> dict[str, Any]:
         "policy_version": version if isinstance(version, int | None) else version.tolist(),
         "finish_reason": turn.finish_reason,
         "metadata": turn.metadata,
+        **{name: getattr(turn, name) for name in MARKS},
     }
 
 

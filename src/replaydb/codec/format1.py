@@ -34,7 +34,7 @@ from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns, flatten
 from replaydb.domain.episodes.ragged import Ragged
 from replaydb.domain.episodes.segments import EXTRA
-from replaydb.domain.episodes.turns import total_reward
+from replaydb.domain.episodes.turns import MARKS, total_reward
 from replaydb.errors import InvalidInputError
 from replaydb.util import escapes
 
@@ -47,6 +47,8 @@ _TURN_COLUMNS = (
     "has_logprobs",
     "has_token_versions",
 )
+#: Fields of turns that this format does not have.
+_NOT_STORED = ("parent", *MARKS)
 _EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DOTALL)
 
 
@@ -59,8 +61,10 @@ def tensors_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str, 
     for i, episode in enumerate(episodes):
         for j, segment in enumerate(episode.segments):
             where = f"episodes[{i}]" + (f".turns[{j}]" if episode.turns else "")
-            if episode.turns and episode.turns[j].parent is not None:
-                _refuse(f"{where}.parent", "None", "a turn")
+            for name in _NOT_STORED if episode.turns else ():
+                if (value := getattr(episode.turns[j], name)) not in (None, False):
+                    expected = "False" if name == "is_discarded" else "None"
+                    _refuse(f"{where}.{name}", expected, "a turn" if name == "parent" else value)
             for name, column in segment.columns.items():
                 field = f"{where}.token_extras[{name.removeprefix(EXTRA)!r}]"
                 if None in column.kind:
@@ -183,7 +187,7 @@ class _Reader(Sections):
             extras=extras["episode"],
             each_token_extras=extras["each token"],
             each_extras=extras["each episode"],
-            finish_reasons=self.finish_reasons("finish_reasons", count),
+            finish_reasons=self.texts("finish_reasons", count),
             metadata=self.metadata("metadata", count),
             turns=self._turns(count, total) if "turn/counts" in self.tensors else None,
             context=self.context(),
@@ -210,7 +214,7 @@ class _Reader(Sections):
             versions=self.column("turn/versions", "I64", count),
             has_logprobs=self.column("turn/has_logprobs", "BOOL", count),
             has_token_versions=self.column("turn/has_token_versions", "BOOL", count),
-            finish_reasons=self.finish_reasons("turn_finish_reasons", count),
+            finish_reasons=self.texts("turn_finish_reasons", count),
             metadata=self.metadata("turn_metadata", count),
             token_rewards=rewards,
             has_token_rewards=self._presence("turn/has_token_rewards", rewards, count),

@@ -33,7 +33,7 @@ from replaydb.domain.episodes.segments import (
     Column,
     Segment,
 )
-from replaydb.domain.episodes.turns import total_reward, trusted
+from replaydb.domain.episodes.turns import check_uids, total_reward, trusted
 
 _VARIANT = r"(?:~[1-9][0-9]{0,8}/)?"
 _COLUMN = re.compile(
@@ -280,7 +280,7 @@ def _episodes(
     rewards = _numbers(sections, "rewards", count)
     advantages = _numbers(sections, "advantages", count)
     versions = _versions(sections, "versions", count)
-    reasons = sections.finish_reasons("finish_reasons", count)
+    reasons = sections.texts("finish_reasons", count)
     metadata = sections.metadata("metadata", count)
     extras, joint = _stacked(sections, count)
     found = []
@@ -357,8 +357,13 @@ def _turns(
     versions = _versions(sections, "turn/versions", total)
     parents = sections.optional("turn/parents", "I64", total)
     above = [-1] * total if parents is None else parents.tolist()
-    reasons = sections.finish_reasons("turn_finish_reasons", total)
+    reasons = sections.texts("turn_finish_reasons", total)
     metadata = sections.metadata("turn_metadata", total)
+    uids = sections.texts("turn_uids", total, checks.name)
+    agents = sections.texts("turn_agents", total, checks.name)
+    states = sections.texts("turn_states", total)
+    discarded = sections.optional("turn/discarded", "BOOL", total)
+    is_discarded = [False] * total if discarded is None else discarded.tolist()
     found: list[tuple[Turn, ...]] = []
     first = at = 0
     for count in counts:
@@ -376,12 +381,17 @@ def _turns(
                     reward=rewards[at + i],
                     finish_reason=reasons[at + i],
                     metadata=metadata[at + i],
+                    uid=uids[at + i],
+                    agent=agents[at + i],
+                    state=states[at + i],
+                    is_discarded=is_discarded[at + i],
                 )
             )
             _check_turn(mine[-1])
         found.append(tuple(mine))
         first += max(1, count)
         at += count
+    check_uids([("turns", [turn for mine in found for turn in mine])])
     return found
 
 

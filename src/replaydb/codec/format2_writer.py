@@ -228,11 +228,16 @@ def _of_episodes(
         parents = [parent for episode in episodes for parent in parents_of(episode.turns)]
         if any(parent >= 0 for parent in parents):
             tensors["turn/parents"] = _integers(parents)
+        if any(one.is_discarded for one in turns):
+            tensors["turn/discarded"] = np.array([one.is_discarded for one in turns])
     texts: dict[str, list[Any]] = {
         "finish_reasons": [one.finish_reason for one in episodes],
         "metadata": [one.metadata for one in episodes],
         "turn_finish_reasons": [one.finish_reason for one in turns],
         "turn_metadata": [one.metadata for one in turns],
+        "turn_uids": [one.uid for one in turns],
+        "turn_agents": [one.agent for one in turns],
+        "turn_states": [one.state for one in turns],
     }
     if context.prompt_ids is not None:
         tensors["prompt_ids"] = context.prompt_ids

@@ -72,9 +72,11 @@ class Sections:
             corrupt(f"{name} is not a list of {count}")
         return tuple([check(value) for value in values])
 
-    def finish_reasons(self, name: str, count: int) -> tuple[str | None, ...]:
-        """Take a list of finish reasons."""
-        return self.values(name, count, _finish_reason, NoneType)
+    def texts(
+        self, name: str, count: int, check: Callable[[str, object], str] = checks.string
+    ) -> tuple[str | None, ...]:
+        """Take a list of texts or None."""
+        return self.values(name, count, lambda one: checks.optional(check, name, one), NoneType)
 
     def metadata(self, name: str, count: int) -> tuple[dict[str, Any], ...]:
         """Take a list of JSON objects."""
@@ -101,10 +103,6 @@ class Sections:
 def is_beyond_float32(numbers: NDArray[np.float64]) -> bool:
     """Whether a number is infinite or beyond float32. NaN is neither."""
     return any([abs(number) > checks.FLOAT32_MAX for number in numbers.tolist()])
-
-
-def _finish_reason(value: Any) -> str | None:
-    return checks.optional(checks.string, "finish_reason", value)
 
 
 def _metadata(value: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from replaydb.domain.episodes.arrays import (
 from replaydb.domain.episodes.building import check_kinds
 from replaydb.domain.episodes.ragged import Ragged, Values, joined, placed
 from replaydb.domain.episodes.segments import EXTRA
+from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import Row, numbers
 from replaydb.util import escapes
@@ -228,6 +229,7 @@ def _turns(row: Row, extras: dict[str, Values]) -> dict[str, Any]:
                     for name in turn["token_extras"] or ()
                 },
                 metadata=_json(turn, "metadata"),
+                **{name: turn[name] for name in MARKS if turn.get(name) is not None},
             )
         )
         before = None if above is None else whole[turn["parent"]]

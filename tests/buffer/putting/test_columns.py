@@ -144,12 +144,21 @@ async def test_format_1_cannot_hold_everything(own_url: str, adds: bool) -> None
     second = Turn(parent=first, new_ids=[3], response_ids=[4])
     short = Episode(prompt_ids=[1, 2], response_ids=[3], token_extras={"x": [1, 2]})
     ragged = Episode(prompt_ids=[1], response_ids=[2], token_extras={"x": Ragged([5], [1, 0])})
+    marks: dict[str, Any] = {"uid": "a", "agent": "a", "state": "a", "is_discarded": True}
+    marked = [
+        (name, Turn(prompt_ids=[1], response_ids=[2], **{name: value}))
+        for name, value in marks.items()
+    ]
     async with Store.open(own_url) as store:
         buffer = await store.buffer("math")
         await buffer.open_group("gsm8k", "open", 2)
         for one, field in (
             (Episode(turns=[first, second]), r"episodes\[0\]\.turns\[1\]\.parent"),
             (short, r"episodes\[0\]\.token_extras\['x'\]"),
+            *(
+                (Episode(turns=[turn]), rf"episodes\[0\]\.turns\[0\]\.{name}")
+                for name, turn in marked
+            ),
             (ragged, r"episodes\[0\]\.token_extras\['x'\]"),
         ):
             refused = rf"^{field}: expected .*`replaydb db write-format 2`"

@@ -36,7 +36,7 @@ from replaydb.domain.episodes.segments import (
     column_of,
     response_column,
 )
-from replaydb.domain.episodes.turns import Turn, extra_columns
+from replaydb.domain.episodes.turns import Turn, check_uids, extra_columns
 from replaydb.errors import InvalidInputError
 
 _A = TypeVar("_A", bound=Array)
@@ -186,6 +186,7 @@ def row_of_turns(
         if value is not None:
             raise InvalidInputError(name, "None, since the turns have their own", "a value")
     _check_parents(steps)
+    check_uids([("turns", steps)])
     rewards = [turn.reward for turn in steps if turn.reward is not None]
     extras = extras_of(steps)
     for name, arrays in extras.items():

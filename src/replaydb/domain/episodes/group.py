@@ -18,6 +18,7 @@ from replaydb.domain.episodes.columnar import flat_from_arrays, texts_of
 from replaydb.domain.episodes.context import GroupContext, Prompt
 from replaydb.domain.episodes.episode import Episode
 from replaydb.domain.episodes.segments import common_tokens
+from replaydb.domain.episodes.turns import check_uids
 from replaydb.errors import InvalidInputError
 
 
@@ -82,8 +83,8 @@ class EpisodeGroup:
         context: The given prompt, prompt ids and extras.
 
     Raises:
-        InvalidInputError: An argument has the wrong type or value, or a completed group has no
-            episodes.
+        InvalidInputError: An argument has the wrong type or value, two turns have the same uid, or
+            a completed group has no episodes.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class EpisodeGroup:
         extras: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         several = checks.instances("episodes", episodes, Episode)
+        if len(several) > 1:  # an episode has checked its own turns
+            check_uids((f"episodes[{i}].turns", one.turns) for i, one in enumerate(several))
         context = GroupContext.of(prompt, prompt_ids, extras)
         self._assign(
             several,

@@ -71,6 +71,11 @@ class Turn:
             prompt has zeros. Arrays without a value for the last token, [P + R - 1, ...], are kept
             so, unless P is 1: they are then those of the response. `Ragged` as in `Episode`.
         metadata: JSON object.
+        uid: Its name, unique in the group, at most 255 characters; or None.
+        agent: Name of the model or sub-agent that acted, at most 255 characters; or None.
+        state: A reference to a state of the environment, such as a snapshot, as text; or None.
+        is_discarded: Whether neither this turn nor the turns that follow it are trained on, as in
+            the branch of a retry that lost. They are stored all the same.
 
     Args:
         new_ids: Context tokens after those of the parent, instead of `prompt_ids`. The context is
@@ -86,6 +91,10 @@ class Turn:
     reward: float | None
     finish_reason: str | None
     metadata: dict[str, Any]
+    uid: str | None = None
+    agent: str | None = None
+    state: str | None = None
+    is_discarded: bool = False
 
     def __init__(
         self,
@@ -102,6 +111,10 @@ class Turn:
         finish_reason: str | None = None,
         token_extras: Mapping[str, ArrayLike] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        uid: str | None = None,
+        agent: str | None = None,
+        state: str | None = None,
+        is_discarded: bool = False,
     ) -> None:
         checks.optional(checks.instance, "parent", parent, Turn)
         shared, context, above = _context(parent, prompt_ids, new_ids)
@@ -138,6 +151,10 @@ class Turn:
             reward=total,
             finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
             metadata=checks.json_object("metadata", metadata, checks.text),
+            uid=checks.optional(checks.name, "uid", uid),
+            agent=checks.optional(checks.name, "agent", agent),
+            state=checks.optional(checks.string, "state", state),
+            is_discarded=checks.flag("is_discarded", is_discarded),
         )
 
     @property
@@ -194,7 +211,9 @@ class Turn:
 
     def __eq__(self, other: object) -> bool:
         """Whether all but the parents is equal, bit for bit."""
-        return same_fields(self, other, FIELDS) if isinstance(other, Turn) else NotImplemented
+        if not isinstance(other, Turn):
+            return NotImplemented
+        return same_fields(self, other, (*FIELDS, *MARKS))
 
     def __repr__(self) -> str:
         response = self.num_tokens - self.segment.prompt_length
@@ -205,11 +224,13 @@ def _unpickled(_: tuple[Turn, ...], values: dict[str, Any]) -> Turn:
     return trusted(Turn, **values)
 
 
-#: Public fields that two equal turns have in common.
+#: Public fields that two equal turns have in common, also `MARKS`.
 FIELDS = (
     *("prompt_ids", "response_ids", "loss_mask", "logprobs", "reward", "token_rewards"),
     *("policy_version", "finish_reason", "token_extras", "metadata"),
 )
+#: Fields of a turn in a trajectory.
+MARKS = ("uid", "agent", "state", "is_discarded")
 #: Names that no token extra of a turn may have.
 RESERVED = frozenset(FIELDS)
 
@@ -242,6 +263,26 @@ def parents_of(turns: Sequence[Turn]) -> list[int]:
     for i, turn in enumerate(turns):
         index.setdefault(id(turn), i)
     return [index.get(id(turn.parent), -1) for turn in turns]
+
+
+def check_uids(several: Iterable[tuple[str, Sequence[Turn]]]) -> None:
+    """Check that no two turns have the same uid.
+
+    Args:
+        several: Name of each sequence of turns, for the error, and the turns.
+
+    Raises:
+        InvalidInputError: Two have.
+    """
+    known: dict[str, str] = {}
+    for name, turns in several:
+        for i, turn in enumerate(turns):
+            if turn.uid is None:
+                continue
+            where = f"{name}[{i}].uid"
+            if (first := known.setdefault(turn.uid, where)) != where:
+                expected = f"a uid that no other turn of the group has; {first} is the same"
+                raise InvalidInputError(where, expected, turn.uid)
 
 
 def extra_columns(
