@@ -44,9 +44,11 @@ def encoded(*given: object, compression: Compression | None) -> list[bytes]:
 def test_round_trip(
     episodes: list[Episode], context: GroupContext, compression: Compression | None
 ) -> None:
-    parts = encoded(episodes, context, compression=compression)
+    core, *_ = given = codec.encode(episodes, context, compression=compression)
+    parts = [bytes(one.data) for one in given]
     found = codec.decode(parts)
     assert found == codec.decode(parts[::-1]) == (episodes, context)
+    assert sharing.repeated_bytes(found.episodes) == core.repeated
     assert codec.decode(parts[:1], fields=()) == codec.decode(parts, fields=())
     assert codec.decode(encoded(*found, compression=compression)) == found
     assert [rebuilt(one) for one in episodes] == episodes

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from replaydb.codec.sharing import repeated_bytes
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.context import GroupContext
@@ -65,6 +66,16 @@ class StoredGroup(EpisodeGroup):
         self.first_sampled_at: datetime | None = facts["first_sampled_at"]
         self.last_sampled_at: datetime | None = facts["last_sampled_at"]
         self.archived_at: datetime | None = facts["archived_at"]
+
+    @property
+    def repeated_bytes(self) -> dict[str, int]:
+        """Bytes by name of token extras that are stored again for tokens that segments share.
+
+        A token that turns or episodes share has one value of an extra if their values are equal,
+        bit for bit. Otherwise each has its own. Only extras that were read are counted. Bytes are
+        those in memory, before compression. Groups in payload format 1 share no tokens.
+        """
+        return repeated_bytes(self.episodes)
 
     def without_stale_episodes(self, max_staleness: int) -> EpisodeGroup:
         """Return a copy without stale episodes, to complete an expired group with new ones.

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from operator import itemgetter
 from typing import Any, get_args
 
 from replaydb.buffer.core import BufferCore
@@ -49,6 +50,9 @@ logger = logging.getLogger(__name__)
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
 
+#: Extras that are stored again for shared tokens are logged from this size, and this share of a
+#: payload, on.
+LOGGED_REPEATED_BYTES, LOGGED_REPEATED_SHARE = 64 << 10, 0.25
 
 #: Errors after which a put waits and tries again.
 _RETRIED_ERRORS = (RateLimitedError, BufferFullError)
@@ -67,7 +71,7 @@ class Putting(BufferCore):
     ) -> None:
         super().__init__(database, payloads, row, run_name, run)
         self._known_tasks: frozenset[str] = frozenset()
-        self._is_restart_logged = False
+        self._is_restart_logged = self._is_repetition_logged = False
         shown = self._database.backend.shown
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
             shown, lambda *batch: self._commit(puts.put, *batch), allowance, self._settling_seconds
@@ -258,6 +262,7 @@ class Putting(BufferCore):
         record = to_episode_record(episode, compression, version)
         self._check_size("episode", record.num_bytes)
         self._log_restart(group_uid, [episode], [record.facts])
+        self._log_repetition(group_uid, record.payloads)
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes + len(record.text or ""))
         async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
@@ -304,6 +309,7 @@ class Putting(BufferCore):
             records = [to_record(group, compression, priority, version) for group in several]
             for group, record in zip(several, records, strict=True):
                 self._log_restart(group.group_uid, group.episodes, record.episodes)
+                self._log_repetition(group.group_uid, record.payloads)
             return records
 
         is_large = sum(map(_num_tokens, several)) > ENCODE_INLINE_TOKENS
@@ -347,6 +353,28 @@ class Putting(BufferCore):
                 repetition([one.segments for one in episodes]),
             )
             return
+
+    def _log_repetition(self, group_uid: str, payloads: Sequence[PayloadRecord]) -> None:
+        """Log the first extras whose values for shared tokens differ, once per buffer object."""
+        if self._is_repetition_logged or not any(part.repeated for part in payloads):
+            return
+        several = [one for part in payloads for one in (part.repeated or {}).items()]
+        repeated = sum(size for _, size in several)
+        size = sum(part.expanded_bytes or 0 for part in payloads)
+        if repeated < max(LOGGED_REPEATED_BYTES, LOGGED_REPEATED_SHARE * size):
+            return
+        self._is_repetition_logged = True
+        logger.warning(
+            "buffer %r: extras of group %r are stored again for tokens that its turns or episodes"
+            " share, which takes %d of its %d bytes, most of them in %r. An extra of shared tokens"
+            " is stored once if it is given with each turn and its dtype, shape and values are"
+            " equal (see docs/payload.md). This is logged once",
+            self.name,
+            group_uid,
+            repeated,
+            size,
+            max(several, key=itemgetter(1))[0],
+        )
 
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
         num_bytes = sum(record.num_bytes for record in put.records)

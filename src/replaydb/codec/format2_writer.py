@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from replaydb.codec.framing import Joined, Tensor
 from replaydb.codec.sections import EPISODE, GROUP, JOINT
-from replaydb.codec.sharing import Share, shares
+from replaydb.codec.sharing import Share, bytes_of_shared, joint_bytes_of_shared, shares
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.domain.episodes.building import mask_column, version_column
@@ -21,6 +22,7 @@ from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.flat import NO_VERSION
 from replaydb.domain.episodes.ragged import Ragged, Values
 from replaydb.domain.episodes.segments import (
+    EXTRA,
     LOSS_MASK,
     TOKEN_IDS,
     TOKEN_VERSIONS,
@@ -39,16 +41,32 @@ JOINED_BYTES = 1 << 20
 Tensors = dict[str, Tensor]
 
 
-def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | None, Tensors]:
-    """Return the tensors of each part of a payload: None, the core, and heavy extras by name."""
+class Parts(NamedTuple):
+    """What a payload is written from.
+
+    Attributes:
+        tensors: The tensors of each part: None, the core, and heavy extras by name.
+        repeated: Of token extras, the bytes of values that a segment has itself for tokens that it
+            shares with its parent. Without those of which there are none.
+    """
+
+    tensors: dict[str | None, Tensors]
+    repeated: Mapping[str, int]
+
+
+def parts_of(episodes: Sequence[Episode], context: GroupContext) -> Parts:
+    """Return the parts of a payload."""
     segments = [segment for episode in episodes for segment in episode.segments]
     several = shares([episode.segments for episode in episodes])
     core = _structure(segments, several)
     parts: dict[str | None, Tensors] = {None: core}
+    repeated = _repeated_jointly(episodes, several)
     for name in dict.fromkeys(name for one in segments for name in one.columns):
         entries = [] if name == TOKEN_IDS else _entries(name, segments, several)
         count = sum(len(entry.values) for entry in entries)
         _add(parts, name, _columns(name, entries, len(segments)), count)
+        if name.startswith(EXTRA):
+            repeated[name.removeprefix(EXTRA)] += _repeated(name, entries, segments, several)
     for name, rows in _extras(episodes).items():
         count = sum(len(array) for _, array in rows) if name.startswith(JOINT) else len(rows)
         _add(parts, name, _stacked(name, rows, len(episodes)), count)
@@ -56,7 +74,7 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> dict[str | N
         section = GROUP + name
         _add(parts, section, [(section, {section: array})], 1)
     core |= _of_episodes(episodes, context, [name for name in parts if name is not None])
-    return parts
+    return Parts(parts, +repeated)
 
 
 def _add(
@@ -120,6 +138,29 @@ def _entries(name: str, segments: Sequence[Segment], several: Sequence[Share]) -
         if name in one.columns
     ]
     return [entry for entry in found if entry is not None]
+
+
+def _repeated(
+    name: str, entries: Iterable[_Entry], segments: Sequence[Segment], several: Sequence[Share]
+) -> int:
+    """Return the bytes of values for tokens of which the parent has other values."""
+    return sum(
+        bytes_of_shared(name, segments[share.parent], share.shared, entry.begin, entry.values)
+        for entry in entries
+        if entry.begin is not None and (share := several[entry.segment]).parent >= 0
+    )
+
+
+def _repeated_jointly(episodes: Sequence[Episode], several: Sequence[Share]) -> Counter[str]:
+    """Return the bytes of values of shared tokens in arrays over the tokens of all turns."""
+    found: Counter[str] = Counter()
+    first = 0
+    for episode in episodes:
+        last = first + len(episode.segments)
+        if episode.joint_extras:
+            found += joint_bytes_of_shared(episode, [one.shared for one in several[first:last]])
+        first = last
+    return found
 
 
 def _entry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import xxhash
@@ -39,11 +39,14 @@ class Part(NamedTuple):
         field: The name of the extra that it holds; None: the episodes without heavy extras.
         data: The bytes.
         expanded_bytes: Size of its tensors in memory; None in format 1.
+        repeated: In the part of the episodes, the bytes of token extras by name that segments have
+            for tokens which they share; see `sharing.repeated_bytes`. None in format 1.
     """
 
     field: str | None
     data: bytes | memoryview
     expanded_bytes: int | None
+    repeated: Mapping[str, int] | None = None
 
 
 def encode(
@@ -64,11 +67,16 @@ def encode(
     """
     given = GroupContext() if context is None else context
     if version > 1:
-        parts = format2_writer.parts_of(episodes, given)
+        parts, repeated = format2_writer.parts_of(episodes, given)
         sizes = {field: sum(one.nbytes for one in parts[field].values()) for field in parts}
         limits.check_part(max(sizes.values()))
         return [
-            Part(field, compaction.write(tensors, version, compression), sizes[field])
+            Part(
+                field,
+                compaction.write(tensors, version, compression),
+                sizes[field],
+                None if field else repeated,
+            )
             for field, tensors in parts.items()
         ]
     blob = framing.write(format1.tensors_of(episodes, given), version)

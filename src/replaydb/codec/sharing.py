@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from replaydb.domain.episodes.segments import Segment, common_tokens
+from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.ragged import Values
+from replaydb.domain.episodes.segments import EXTRA, Segment, common_tokens
 
 #: Shorter prefixes are not shared. A segment that shares none is read without a copy.
 LEAST_SHARED = 32
@@ -99,3 +102,51 @@ def repetition(episodes: Sequence[Sequence[Segment]]) -> float:
     ]
     distinct = len(np.unique(np.concatenate(found))) if found else 0
     return sum(map(len, found)) / distinct if distinct else 1.0
+
+
+def repeated_bytes(episodes: Iterable[Episode]) -> dict[str, int]:
+    """Return the bytes of token extras, by name, of tokens that segments share with their parents.
+
+    A shared token has one value of an extra if the values of both segments are equal. Otherwise
+    each segment has its own. Extras without such values are left out. The episodes are those of a
+    payload: before they are written, it is unknown which tokens their segments share.
+    """
+    found: Counter[str] = Counter()
+    for episode in episodes:
+        for segment in episode.segments:
+            for name, column in segment.columns.items():
+                if segment.parent is not None and name.startswith(EXTRA):
+                    at, values = column.pieces[0]
+                    size = bytes_of_shared(name, segment.parent, segment.shared, at, values)
+                    found[name.removeprefix(EXTRA)] += size
+        found += joint_bytes_of_shared(episode, [one.shared for one in episode.segments])
+    return dict(+found)
+
+
+def bytes_of_shared(name: str, parent: Segment, shared: int, at: int, values: Values) -> int:
+    """Return the bytes of an extra of a segment for tokens of which its parent has values, too.
+
+    Args:
+        name: Name of the column.
+        parent: The parent of the segment.
+        shared: Number of tokens that the segment shares with it.
+        at: The first token of the segment that has a value of its own.
+        values: Its values of this token and those after it.
+    """
+    theirs = parent.columns.get(name)
+    known = 0 if theirs is None else min(shared, theirs.end)
+    return int(values[: known - at].nbytes) if at < known else 0
+
+
+def joint_bytes_of_shared(episode: Episode, shared: Sequence[int]) -> Mapping[str, int]:
+    """Return the bytes of arrays over the tokens of all turns for those that turns share.
+
+    `shared`: the number of tokens that each turn shares with another one.
+    """
+    found: Counter[str] = Counter()
+    for name, values in episode.joint_extras.items():
+        start = 0
+        for segment, count in zip(episode.segments, shared, strict=True):
+            found[name] += int(values[start : start + count].nbytes) if count else 0
+            start += segment.length
+    return found

@@ -273,6 +273,57 @@ async def test_turns_without_their_context_are_stored_and_logged_once(
     assert "a token of these episodes is stored 1.0 times" in message
 
 
+async def test_extras_of_shared_tokens_that_are_stored_again_are_logged_once(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = list(range(1000, 4000))
+    experts = np.zeros((3000, 32), np.uint8)
+
+    def agent(noise: int) -> Episode:
+        """Return an episode whose extra differs in the first token of each turn."""
+        turns = []
+        for i in range(4):
+            experts[0] = i * noise + 1
+            end = 600 * (i + 1)
+            extras = {"experts": experts[: end + 50]}
+            turns.append(
+                Turn(prompt_ids=tokens[:end], response_ids=tokens[end:][:50], token_extras=extras)
+            )
+        return Episode(turns=turns)
+
+    [equal, *different] = [
+        (await buffer.put(EpisodeGroup("t", [agent(noise)], group_uid=f"g{i}")))[0]
+        for i, noise in enumerate((0, 1, 1))
+    ]
+    await buffer.open_group("t", "open", 3)
+    await buffer.add_episode("open", agent(1))
+    repeated = 32 * (650 + 1250 + 1850)
+    groups = await buffer.get([equal, *different])
+    assert [one.repeated_bytes for one in groups] == [{}] + 2 * [{"experts": repeated}]
+    assert (await buffer.get(different, fields=()))[0].repeated_bytes == {}
+    [message] = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert "extras of group 'g1' are stored again for tokens that its turns" in message
+    assert f"which takes {repeated} of its " in message
+    assert "most of them in 'experts'" in message
+
+
+@postgresql_nightly
+async def test_few_bytes_of_extras_that_are_stored_again_are_not_logged(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """100 tokens of 1,000 differ in 1 KB of extras each."""
+    experts = np.arange(1000 * 256, dtype=np.float32).reshape(1000, 256)
+    other = experts.copy()
+    other[800] += 1
+    several = [
+        Episode(prompt_ids=range(900), response_ids=[i] * 100, token_extras={"experts": values})
+        for i, values in enumerate((experts, other))
+    ]
+    [id_] = await buffer.put(EpisodeGroup("t", several))
+    assert (await buffer.get([id_]))[0].repeated_bytes == {"experts": 100 * 1024}
+    assert caplog.text == ""
+
+
 async def test_the_log_has_how_often_repeated_contexts_are_stored(
     buffer: Buffer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,6 +77,8 @@ class PayloadRecord:
         expanded_bytes: Size of its tensors in memory; None in format 1.
         pack: Pack that holds the bytes, if they are outside the database.
         offset: Position of the first byte in the pack.
+        repeated: Bytes of token extras by name that are stored again for tokens which segments
+            share. Only in parts with episodes in format 2.
     """
 
     part: int
@@ -88,6 +90,7 @@ class PayloadRecord:
     expanded_bytes: int | None = None
     pack: Pack | None = None
     offset: int = 0
+    repeated: Mapping[str, int] | None = None
 
     def row(self, group_id: int) -> dict[str, Any]:
         """Return the columns of `payload`."""
@@ -250,6 +253,7 @@ def _records_of(
             field=one.field,
             of_part=None if one.field is None else number,
             expanded_bytes=one.expanded_bytes,
+            repeated=one.repeated,
         )
         for i, one in enumerate(parts)
     ]
