@@ -153,9 +153,15 @@ def test_turns_by_parent(url: str) -> None:
             await connection.execute(update(payload).where(of_experts).values(checksum=0))
             await connection.commit()
 
-    asyncio.run(damage_experts())  # a list does not read them
+    asyncio.run(damage_experts())  # lists, and tables without tokens, do not read them
     listed = json_of("episodes", "list", "math", url=url)
     assert [one["num_tokens"] for one in listed] == [82, 3]
+    for words in (("episodes", "show", "math", "g", 0), ("groups", "show", "math", "g")):
+        assert ["num_tokens", "82" if words[0] == "episodes" else "85"] in rows_of(
+            run(*words, url=url)
+        )
+    assert "cannot be read" not in run("groups", "show", "math", "g", url=url).stdout
+    assert json_of("groups", "show", "math", "g", url=url)["episodes"] is None
 
 
 def test_errors_of_tokenizers(sqlite_url: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -138,9 +138,13 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show an episode: its text or decoded tokens, its turns, and with --tokens every token."""
+    """Show an episode: its text or decoded tokens, its turns, and with --tokens every token.
+
+    Extras are read and printed with --tokens or --json.
+    """
     decode = None if tokenizer is None else decoder(tokenizer)
-    group_id, one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
+    fields = None if tokens or as_json else ()
+    group_id, one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position, fields))
     row = Unrepeated(one)
     facts = {"group_id": group_id, "position": position, **facts_of(one)}
     if decode is not None:
@@ -153,7 +157,7 @@ def show(
         print_json({**facts, "tokens": columns} if tokens else facts)
         return
     texts = {name: facts.pop(name) for name in ("text", "prompt", "response") if name in facts}
-    print_fields({**facts, "extras": shapes_of(one.extras)})
+    print_fields({**facts, "extras": shapes_of(one.extras)} if tokens else facts)
     if turns:
         print_table(
             ("turn", *TURN_FIELDS),
@@ -198,9 +202,11 @@ async def _readable(buffer: Buffer, ids: list[int]) -> Sequence[StoredGroup]:
         return [] if error.batch is None else error.batch.groups
 
 
-async def _one(buffer: Buffer, group: str, position: int) -> tuple[int, Episode]:
+async def _one(
+    buffer: Buffer, group: str, position: int, fields: Collection[str] | None
+) -> tuple[int, Episode]:
     info = await info_of(buffer, group)
-    [stored] = await buffer.get([info.id])
+    [stored] = await buffer.get([info.id], fields=fields)
     if position >= len(stored.episodes):
         expected = f"less than {len(stored.episodes)}, the number of its episodes"
         raise InvalidInputError("position", expected, position)

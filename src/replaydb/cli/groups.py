@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from replaydb.cli.console import (
     print_table,
     with_buffer,
 )
-from replaydb.cli.episodes import FIELDS, facts_of, row_of, shapes_of, values_of
+from replaydb.cli.episodes import FIELDS, facts_of, row_of, values_of
 from replaydb.cli.selecting import (
     DEFAULT_LIMIT,
     AfterGroup,
@@ -104,8 +105,14 @@ _SPARE = ("created", "priority", "draws", "tokens", "std", "staleness", "prompt"
 
 @app.command()
 def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) -> None:
-    """Show a group: its attributes, prompt, episodes, and the draws that took it."""
-    info, stored, problem, draws = with_buffer(url, buffer, lambda buffer: _details(buffer, group))
+    """Show a group: its attributes, prompt, episodes, and the draws that took it.
+
+    --json also prints its extras. Without it, no extras are read.
+    """
+    fields = None if as_json else ()
+    info, stored, problem, draws = with_buffer(
+        url, buffer, lambda buffer: _details(buffer, group, fields)
+    )
     prompt = None if stored is None else stored.prompt
     ids = None if stored is None or stored.prompt_ids is None else stored.prompt_ids.tolist()
     context = {"prompt": prompt, "prompt_ids": ids}
@@ -124,7 +131,7 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
         print_fields(asdict(info))
         typer.echo(f"episodes cannot be read: {printable(problem)}")
     else:
-        print_fields({**asdict(info), **context, "extras": shapes_of(stored.extras)})
+        print_fields({**asdict(info), **context})
         print_table(FIELDS, [row_of(i, one) for i, one in enumerate(stored.episodes)])
     print_table(
         ("draw", "at", "run", "step", "probability", "weight", "staleness", "outcome", "reason"),
@@ -135,13 +142,16 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
 
 
 async def _details(
-    buffer: Buffer, name: str
+    buffer: Buffer, name: str, fields: Collection[str] | None
 ) -> tuple[GroupInfo, StoredGroup | None, str, list[DrawInfo]]:
-    """Return the group, its content or the reason that it cannot be read, and its draws."""
+    """Return the group, its content or the reason that it cannot be read, and its draws.
+
+    `fields`: names of the extras to read; None: all.
+    """
     info = await info_of(buffer, name)
     draws = await buffer.draws(group_id=info.id, limit=SHOWN_DRAWS)
     try:
-        [stored] = await buffer.get([info.id])
+        [stored] = await buffer.get([info.id], fields=fields)
     except (CorruptPayloadError, PayloadGoneError) as error:
         return info, None, str(error), draws
     return info, stored, "", draws
