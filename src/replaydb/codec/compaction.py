@@ -19,6 +19,7 @@ from replaydb import limits
 from replaydb.codec import framing
 from replaydb.codec.framing import Joined, Tensor, corrupt
 from replaydb.domain.episodes.arrays import bits, dtype_name
+from replaydb.util.memory import take
 
 #: Smaller columns are stored as they are. Others are compressed if that saves an eighth of them.
 LEAST_BYTES = 512
@@ -89,12 +90,20 @@ def expanded(blob: framing.Blob, num_bytes: int | None = None) -> framing.Tensor
     for name, frame in frames.items():
         found[name] = _decompressed(name, found[name][1], frame)
     for name, code in types.items():
-        wide = found[name][1].astype(framing.BITS[code])
-        if (wide != found[name][1]).any():
-            corrupt(f"{name} has integers beyond {code}")
-        wide.setflags(write=False)
-        found[name] = code, wide
+        found[name] = code, _widened(name, found[name][1], framing.BITS[code])
     return found
+
+
+def _widened(name: str, narrow: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return integers in a wider type, in reusable memory."""
+    # A wider type has all integers of a smaller one, unless it is unsigned and the other is not.
+    if narrow.dtype.kind != dtype.kind == "u" and narrow.min(initial=0) < 0:
+        corrupt(f"{name} has integers beyond {framing.CODES[dtype.name]}")
+    memory = take(narrow.size * dtype.itemsize)
+    wide: NDArray[Any] = np.ndarray(narrow.shape, dtype, memory)
+    wide[...] = narrow
+    wide.setflags(write=False)
+    return wide
 
 
 def _notes(blob: framing.Blob) -> tuple[dict[str, Any], dict[str, Any]]:
