@@ -20,6 +20,7 @@ from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes
 from replaydb.codec import sharing
 from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
+from replaydb.exchange import regrouping
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.regrouping import groups_in
 from support import samples
@@ -117,6 +118,66 @@ def test_turns_with_parents_have_their_own_tokens(tmp_path: Path, kind: Format) 
     assert sum(math.prod(one["shape"]) for one in extras) == row["num_tokens"] + 14
     [found] = groups_in(rows_of(tmp_path / "file", name), name)
     assert found.group == given
+
+
+def test_whole_contexts_of_turns_are_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number of values would be quadratic in the number of turns."""
+    experts = np.arange(2000, dtype=np.uint16)
+    extras = {"experts": experts[:100], "short": experts[:99], "answer": experts[:50]}
+    turns = [Turn(prompt_ids=range(50), response_ids=range(50), token_extras=extras)]
+    for end in range(200, 2000, 100):
+        extras = {"experts": experts[:end], "short": experts[: end - 1], "answer": experts[:50]}
+        turns.append(
+            Turn(parent=turns[-1], new_ids=range(50), response_ids=range(50), token_extras=extras)
+        )
+    given = EpisodeGroup("math", [Episode(turns=turns)])
+    name = written(tmp_path / "file", "parquet", [given])
+    parents = []
+
+    def values(turn: Any, *args: Any) -> Any:
+        parents.append(turn["parent"])
+        return whole(turn, *args)
+
+    whole = regrouping._values
+    monkeypatch.setattr(regrouping, "_values", values)
+    [found] = groups_in(rows_of(tmp_path / "file", name), name)
+    assert parents == [None] * 3
+    assert found.group == given
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_extras_of_a_turn_that_leaves_its_parent_early(tmp_path: Path, kind: Format) -> None:
+    """It begins with tokens of its grandparent, for which the parent has other values."""
+    experts = np.arange(400, dtype=np.uint16)
+    other = np.where(np.arange(400) < 30, experts, experts + 1)
+    first = Turn(
+        prompt_ids=range(50), response_ids=range(50), token_extras={"experts": experts[:100]}
+    )
+    second = Turn(
+        parent=first,
+        prompt_ids=[*range(50), *range(30), 7],
+        response_ids=[8, 9],
+        token_extras={"experts": other[:83]},
+    )
+    turns = [first, second]
+    for values in (experts, other):
+        turns += [
+            Turn(
+                parent=second,
+                prompt_ids=[*second.segment.tokens(0, shared), 5],
+                response_ids=[6],
+                token_extras={"experts": values[: shared + 2]},
+            )
+            for shared in (20, 60, 80, 81, 83)
+        ]
+    given = EpisodeGroup("math", [Episode(turns=turns)])
+    name = written(tmp_path / "file", kind, [given])
+    [found] = groups_in(rows_of(tmp_path / "file", name), name)
+    assert found.group == given
+    [stored] = found.group.episodes
+    assert codec.decode([part.data for part in codec.encode([stored])]).episodes == [stored]
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -20,8 +20,8 @@ from replaydb.domain.episodes.arrays import (
     to_int32,
 )
 from replaydb.domain.episodes.building import check_kinds
-from replaydb.domain.episodes.ragged import Ragged, Values, joined, placed
-from replaydb.domain.episodes.segments import EXTRA
+from replaydb.domain.episodes.ragged import Ragged, Values, is_zero, joined, placed
+from replaydb.domain.episodes.segments import EXTRA, Column, Segment
 from replaydb.domain.episodes.turns import MARKS
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import Row, numbers
@@ -201,37 +201,10 @@ def _turns(row: Row, extras: dict[str, Values]) -> dict[str, Any]:
     begin = 0
     for turn in row["turns"]:
         above, shared = _parent(turn, turns)
-        middle = begin + turn["prompt_length"] - shared
         end = begin + turn["num_tokens"] - shared
-        if not begin <= middle <= end <= len(ids):
+        if not 0 <= end - begin <= len(ids) - begin:
             raise ValueError(f"turns longer than the {len(ids)} tokens of the episode")
-        prompt = ids[begin:middle]
-        if above is not None:
-            prompt = np.concatenate([above.segment.tokens(0, shared), prompt])
-        versions = turn["token_versions"]
-        turns.append(
-            Turn(
-                parent=above,
-                prompt_ids=prompt,
-                response_ids=ids[middle:end],
-                loss_mask=row["loss_mask"][middle:end],
-                logprobs=row["logprobs"][middle:end] if turn["has_logprobs"] else None,
-                reward=turn["reward"],
-                token_rewards=row["token_rewards"][middle:end]
-                if turn["has_token_rewards"]
-                else None,
-                policy_version=turn["policy_version"]
-                if versions is None
-                else numbers("turns.token_versions", versions, np.int32),
-                finish_reason=turn["finish_reason"],
-                token_extras={
-                    name: _values(turn, name, extras[name][begin:end], shared, above)
-                    for name in turn["token_extras"] or ()
-                },
-                metadata=_json(turn, "metadata"),
-                **{name: turn[name] for name in MARKS if turn.get(name) is not None},
-            )
-        )
+        turns.append(_turn(row, turn, extras, slice(begin, end), shared, above))
         before = None if above is None else whole[turn["parent"]]
         whole.append(
             {
@@ -247,6 +220,97 @@ def _turns(row: Row, extras: dict[str, Values]) -> dict[str, Any]:
     if any(turn.policy_version is not None for turn in turns):
         versions = None
     return {"turns": turns, "policy_version": versions, "token_extras": joint}
+
+
+def _turn(
+    row: Row,
+    turn: Row,
+    extras: dict[str, Values],
+    own: slice,
+    shared: int,
+    above: Turn | None,
+) -> Turn:
+    """Return a turn of an episode.
+
+    Args:
+        row: The row of the episode.
+        turn: The row of the turn.
+        extras: Extras of the episode.
+        own: The tokens of the episode that the turn does not have from its parent.
+        shared: Number of tokens that it has from its parent.
+        above: Its parent.
+    """
+    middle = own.start + turn["prompt_length"] - shared
+    if not own.start <= middle <= own.stop:
+        raise ValueError(
+            f"{turn['prompt_length']} tokens of a prompt, of which {shared} are shared"
+        )
+    prompt, response = row["token_ids"][own.start : middle], slice(middle, own.stop)
+    context: dict[str, Any] = {"parent": above, "prompt_ids": prompt}
+    if above is not None and shared == above.num_tokens:
+        context = {"parent": above, "new_ids": prompt}
+    elif above is not None:
+        context["prompt_ids"] = np.concatenate([above.segment.tokens(0, shared), prompt])
+    given, columns = {}, {}
+    for name in turn["token_extras"] or ():
+        values = extras[name][own]
+        column = None if above is None else _continued(turn, name, values, shared, above.segment)
+        if column is not None:
+            columns[EXTRA + name] = column
+        elif above is not None and _is_of_response(turn, name, values[: len(prompt)]):
+            given[name] = values[len(prompt) :]
+        else:
+            given[name] = _values(turn, name, values, shared, above)
+    versions = turn["token_versions"]
+    made = Turn(
+        **context,
+        response_ids=row["token_ids"][response],
+        loss_mask=row["loss_mask"][response],
+        logprobs=row["logprobs"][response] if turn["has_logprobs"] else None,
+        reward=turn["reward"],
+        token_rewards=row["token_rewards"][response] if turn["has_token_rewards"] else None,
+        policy_version=turn["policy_version"]
+        if versions is None
+        else numbers("turns.token_versions", versions, np.int32),
+        finish_reason=turn["finish_reason"],
+        token_extras=given,
+        metadata=_json(turn, "metadata"),
+        **{name: turn[name] for name in MARKS if turn.get(name) is not None},
+    )
+    made.segment.columns.update(columns)
+    return made
+
+
+def _continued(turn: Row, name: str, own: Values, shared: int, above: Segment) -> Column | None:
+    """Return the column of an extra that begins with values of the parent, without copying these.
+
+    Args:
+        turn: The row of the turn.
+        name: Name of the extra.
+        own: Its values for the tokens that the turn does not have from its parent.
+        shared: Number of tokens that it has from its parent.
+        above: The segment of its parent.
+
+    Returns:
+        None if the segment of the turn will have another parent, or other values are needed.
+    """
+    rest = _arrays(turn, "context_extras").get(name)
+    theirs = above.columns.get(EXTRA + name)
+    if rest is None or theirs is None or shared <= above.shared:
+        return None
+    count = turn["num_tokens"] - (name in (turn.get("short_extras") or ()))
+    check_kinds(name, [rest, own])
+    values = joined([rest, own[: max(count - shared, 0)]])
+    begin = count - len(values)
+    column = Column(((begin, values),), count, inherits=True)
+    is_known = begin == min(shared, count) - len(rest) and 0 < begin <= theirs.end
+    return column if is_known and column.kind == theirs.kind else None
+
+
+def _is_of_response(turn: Row, name: str, context: Values) -> bool:
+    """Whether an extra is 0 before the response. `context`: its values of new context tokens."""
+    others = (*(turn.get("short_extras") or ()), *_arrays(turn, "context_extras"))
+    return name not in others and is_zero(context)
 
 
 def _parent(turn: Row, before: Sequence[Turn]) -> tuple[Turn | None, int]:
