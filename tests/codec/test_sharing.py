@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from replaydb import Episode, Ragged, Turn, codec
+from replaydb.codec import sharing
 from replaydb.codec.sharing import repeated_bytes, repetition
 
 
@@ -34,6 +36,26 @@ A, B, C = (list(range(start, start + 1000)) for start in (1000, 2000, 3000))
 )
 def test_repetition(contexts: list[list[int]], times: float) -> None:
     assert repeated(*contexts) == pytest.approx(times, rel=0.02)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_repetition_is_computed_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = repeated(A + B, [7, *A, *B], [8, *A, *B])
+    monkeypatch.setattr(sharing, "_BLOCK", block)
+    assert repeated(A + B, [7, *A, *B], [8, *A, *B]) == expected
+    assert repeated(A + B) == 1.0  # each token has other ones after it
+
+
+def test_repetition_takes_few_bytes_for_each_token() -> None:
+    tokens = np.arange(300_000)
+    turns = [Turn(prompt_ids=tokens[i:], response_ids=[]) for i in range(4)]
+    several = [Episode(turns=turns).segments]
+    tracemalloc.start()
+    try:
+        assert repetition(several) == pytest.approx(4, rel=0.01)
+        assert tracemalloc.get_traced_memory()[1] < 3 * sum(4 * turn.num_tokens for turn in turns)
+    finally:
+        tracemalloc.stop()
 
 
 def test_repetition_of_nothing() -> None:

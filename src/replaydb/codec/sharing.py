@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from replaydb.domain.episodes import Episode
 from replaydb.domain.episodes.ragged import Values
@@ -19,6 +19,8 @@ LEAST_SHARED = 32
 MOST_BRANCHES = 4
 #: Factors of 8 consecutive tokens in a hash, by which `repetition` recognizes tokens.
 _FACTORS = np.array([pow(0x9E3779B97F4A7C15, i, 2**64) for i in range(1, 9)], np.uint64)
+#: Number of hashes that are computed together.
+_BLOCK = 1 << 16
 
 
 class Share(NamedTuple):
@@ -92,16 +94,27 @@ def repetition(episodes: Sequence[Sequence[Segment]]) -> float:
     """
     segments = [segment for episode in episodes for segment in episode]
     runs = [
-        segment.tokens(max(share.shared - len(_FACTORS) + 1, 0), segment.length).astype(np.uint64)
+        segment.tokens(max(share.shared - len(_FACTORS) + 1, 0), segment.length)
         for segment, share in zip(segments, shares(episodes), strict=True)
     ]
-    found = [
-        (sliding_window_view(run, len(_FACTORS)) * _FACTORS).sum(axis=1)
-        for run in runs
-        if len(run) >= len(_FACTORS)
-    ]
-    distinct = len(np.unique(np.concatenate(found))) if found else 0
-    return sum(map(len, found)) / distinct if distinct else 1.0
+    sizes = [max(len(run) - len(_FACTORS) + 1, 0) for run in runs]
+    hashes = np.zeros(sum(sizes), np.uint64)
+    end = 0
+    for run, size in zip(runs, sizes, strict=True):
+        begin, end = end, end + size
+        _add_hashes(run, hashes[begin:end])
+    hashes.sort()
+    distinct = np.count_nonzero(hashes[1:] != hashes[:-1]) + 1
+    return len(hashes) / distinct if len(hashes) else 1.0
+
+
+def _add_hashes(tokens: NDArray[np.int32], hashes: NDArray[np.uint64]) -> None:
+    """Add a hash of each token and those right after it to zeros, some at a time."""
+    for begin in range(0, len(hashes), _BLOCK):
+        target = hashes[begin : begin + _BLOCK]
+        block = tokens[begin : begin + len(target) + len(_FACTORS)].astype(np.uint64)
+        for i, factor in enumerate(_FACTORS):
+            target += block[i : i + len(target)] * factor
 
 
 def repeated_bytes(episodes: Iterable[Episode]) -> dict[str, int]:
