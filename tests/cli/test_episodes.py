@@ -147,6 +147,8 @@ def test_turns_by_parent(url: str) -> None:
     table = rows_of(run("episodes", "show", "math", "g", 1, "--tokens", url=url))
     assert [row[-1] for row in table[-4:-1]] == ["0.5", "0.25", "-"]
 
+    assert json_of("groups", "show", "math", "g", url=url)["repeated_bytes"] == {}
+
     async def damage_experts() -> None:
         async with transaction(url) as connection:
             of_experts = payload.c.field == "x"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+import numpy as np
 import pytest
 
 import replaydb as rdb
@@ -225,3 +226,22 @@ def test_a_uid_that_is_the_id_of_another(filled_url: str) -> None:
     outcome = run("groups", "show", "math", "chess", url=filled_url)
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert outcome.stderr == "error: no such groups in this buffer: chess\n"
+
+
+def test_extras_that_are_stored_again_for_shared_tokens(sqlite_url: str) -> None:
+    """The episodes have other values from token 10 of their prompt on."""
+    first, second = np.ones((2, 50, 4), np.uint8)
+    second[10:] = 2
+    episodes = [
+        rdb.Episode(prompt_ids=range(40), response_ids=[i] * 10, token_extras={"experts": values})
+        for i, values in enumerate((first, second))
+    ]
+
+    async def fill() -> None:
+        async with rdb.Store.open(sqlite_url) as store:
+            buffer = await store.buffer("math")
+            await buffer.put(rdb.EpisodeGroup("t", episodes, group_uid="g"))
+
+    asyncio.run(fill())
+    shown = json_of("groups", "show", "math", "g", url=sqlite_url)
+    assert shown["repeated_bytes"] == {"experts": 30 * 4}

@@ -107,7 +107,8 @@ _SPARE = ("created", "priority", "draws", "tokens", "std", "staleness", "prompt"
 def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) -> None:
     """Show a group: its attributes, prompt, episodes, and the draws that took it.
 
-    --json also prints its extras. Without it, no extras are read.
+    --json also prints its extras, and the bytes of token extras that are stored again for tokens
+    that turns or episodes share. Without it, no extras are read.
     """
     fields = None if as_json else ()
     info, stored, problem, draws = with_buffer(
@@ -122,6 +123,7 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
                 "group": info,
                 **context,
                 "extras": None if stored is None else values_of(stored.extras),
+                "repeated_bytes": None if stored is None else stored.repeated_bytes,
                 "episodes": None if stored is None else [facts_of(one) for one in stored.episodes],
                 "draws": [_entry(draw, info.id) for draw in draws],
             }
