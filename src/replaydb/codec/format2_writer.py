@@ -154,11 +154,12 @@ def _repeated(
 def _repeated_jointly(episodes: Sequence[Episode], several: Sequence[Share]) -> Counter[str]:
     """Return the bytes of values of shared tokens in arrays over the tokens of all turns."""
     found: Counter[str] = Counter()
+    if not any([episode.joint_extras for episode in episodes]):
+        return found
     first = 0
     for episode in episodes:
         last = first + len(episode.segments)
-        if episode.joint_extras:
-            found += joint_bytes_of_shared(episode, [one.shared for one in several[first:last]])
+        found += joint_bytes_of_shared(episode, [one.shared for one in several[first:last]])
         first = last
     return found
 
