@@ -16,7 +16,7 @@ from replaydb.codec.sharing import repeated_bytes, repetition
 def repeated(*contexts: list[int]) -> float:
     """Return the result for an episode of turns without a response."""
     turns = [Turn(prompt_ids=context, response_ids=[]) for context in contexts]
-    return repetition([Episode(turns=turns).segments])
+    return repetition([Episode(turns=turns)])
 
 
 A, B, C = (list(range(start, start + 1000)) for start in (1000, 2000, 3000))
@@ -49,7 +49,7 @@ def test_repetition_is_computed_in_blocks(block: int, monkeypatch: pytest.Monkey
 def test_repetition_takes_few_bytes_for_each_token() -> None:
     tokens = np.arange(300_000)
     turns = [Turn(prompt_ids=tokens[i:], response_ids=[]) for i in range(4)]
-    several = [Episode(turns=turns).segments]
+    several = [Episode(turns=turns)]
     tracemalloc.start()
     try:
         assert repetition(several) == pytest.approx(4, rel=0.01)
@@ -59,12 +59,12 @@ def test_repetition_takes_few_bytes_for_each_token() -> None:
 
 
 def test_repetition_of_nothing() -> None:
-    assert repetition([]) == repetition([[]]) == 1.0
+    assert repetition([]) == repetition([Episode(prompt_ids=[], response_ids=[])]) == 1.0
 
 
 def test_prompts_that_episodes_share_are_no_repetition() -> None:
     episodes = [Episode(prompt_ids=A, response_ids=one) for one in (B, C)]
-    assert repetition([one.segments for one in episodes]) == 1.0
+    assert repetition(episodes) == 1.0
 
 
 def repeated_extra(*episodes: Episode) -> int:

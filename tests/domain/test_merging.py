@@ -360,7 +360,7 @@ def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
     made = batch_of([[step([5], [6])], [Episode(turns=turns)]]).padded(0)
     paid = made.token_extras.get(TOKEN_REWARDS)
     assert made.episode_index.tolist() == [0] + [1] * len(rows)
-    for i, (one, _, _) in enumerate(rows, start=1):
+    for i, (one, *_) in enumerate(rows, start=1):
         size = one.num_tokens
         assert made.token_ids[i, :size].tolist() == one.token_ids.tolist()
         assert made.loss_mask[i, :size].tolist() == one.loss_mask.tolist()

@@ -42,11 +42,15 @@ def test_turns_by_parent_are_as_whole_turns(several: list[tuple[Episode, Episode
     for by_parent, whole in several:
         assert list(by_parent.turns) == list(whole.turns)
         assert np.array_equal(by_parent.token_ids, whole.token_ids)
+    # A parent decides what a turn continues, if there are several turns that it could continue.
+    several = [pair for pair in several if pair[0].forest == pair[1].forest]
+    for by_parent, whole in several:
         assert [row.episode for row in merge_turns(by_parent)[0]] == [
             row.episode for row in merge_turns(whole)[0]
         ]
     batches = [
-        Batch([EpisodeGroup("t", [pair[i] for pair in several], group_uid="g")]) for i in (0, 1)
+        Batch([EpisodeGroup("t", [pair[i] for pair in several], group_uid="g", status="aborted")])
+        for i in (0, 1)
     ]
     layouts: list[Callable[[Batch[Any]], Any]] = [
         lambda batch: batch.padded(9, side="left", max_length=7),

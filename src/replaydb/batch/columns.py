@@ -54,7 +54,7 @@ class TokenField:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """N sequences: the episodes of some groups. Episodes with turns are merged to one or more rows.
+    """N sequences: the episodes of some groups. Episodes with turns are merged to rows.
 
     Attributes:
         episodes: The sequences, without turns.
@@ -98,7 +98,7 @@ class Columns:
                     episodes.append(episode)
                     indexes.append(index)
                 else:
-                    merged, report = merge_turns(episode, end_token_id=end)
+                    merged, report = merge_turns(episode, interleaved=True, end_token_id=end)
                     episodes += [row.episode for row in merged]
                     indexes += [index] * len(merged)
                     reports.append(report)

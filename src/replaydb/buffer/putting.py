@@ -332,7 +332,7 @@ class Putting(BufferCore):
     def _log_restart(
         self, group_uid: str, episodes: Sequence[Episode], rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Log the first turn that does not continue the turn before it, once per buffer object.
+        """Log the first turn that does not continue an earlier one, once per buffer object.
 
         Agents that shorten their context do so on purpose, so it is not an error.
         """
@@ -342,15 +342,16 @@ class Putting(BufferCore):
             self._is_restart_logged = True
             logger.warning(
                 "buffer %r: the prompt of turn %d (from 0) of episode %d of group %r does not begin"
-                " with the tokens of the turns before it, so merging begins a new training row"
-                " there. On average, a token of these episodes is stored %.1f times. Unless the"
-                " context was changed on purpose, give each turn its whole context, and do not"
-                " change the beginning of contexts (see docs/training.md). This is logged once",
+                " with all tokens of an earlier turn, so a new training row begins there. On"
+                " average, a token of these episodes is stored %.1f times. Unless it is the turn of"
+                " a sub-agent, or the context was changed on purpose, give each turn its whole"
+                " context, and do not change the beginning of contexts (see docs/training.md). This"
+                " is logged once",
                 self.name,
                 turn,
                 episode,
                 group_uid,
-                repetition([one.segments for one in episodes]),
+                repetition(episodes),
             )
             return
 

@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 def parts_of(episodes: Sequence[Episode], context: GroupContext) -> Parts:
     """Return the parts of a payload."""
     segments = [segment for episode in episodes for segment in episode.segments]
-    several = shares([episode.segments for episode in episodes])
+    several = shares(episodes)
     core = _structure(segments, several)
     parts: dict[str | None, Tensors] = {None: core}
     repeated = _repeated_jointly(episodes, several)

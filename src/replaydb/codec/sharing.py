@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes.prefixes import Node, PrefixTree
 from replaydb.domain.episodes.ragged import Values
-from replaydb.domain.episodes.segments import EXTRA, Segment, common_tokens
+from replaydb.domain.episodes.segments import EXTRA, Segment
 
 #: Shorter prefixes are not shared. A segment that shares none is read without a copy.
 LEAST_SHARED = 32
-#: Number of branches of an episode that a segment is compared with.
-MOST_BRANCHES = 4
 #: Factors of 8 consecutive tokens in a hash, by which `repetition` recognizes tokens.
 _FACTORS = np.array([pow(0x9E3779B97F4A7C15, i, 2**64) for i in range(1, 9)], np.uint64)
 #: Number of hashes that are computed together.
@@ -35,64 +34,36 @@ class Share(NamedTuple):
     shared: int = 0
 
 
-def shares(episodes: Sequence[Sequence[Segment]]) -> list[Share]:
+def shares(episodes: Sequence[Episode]) -> list[Share]:
     """Return for each segment of some episodes, in order, with which one before it begins equally.
 
-    A segment is compared with the parent that it was created with, the ends of the last branches
-    of its episode, and the first segments of the first episode and of the one before. Comparing
-    with the end of a branch finds the point at which a segment leaves it, too.
+    That is the first one that has the last of these tokens itself.
     """
-    found: list[Share] = []
-    segments: list[Segment] = []
+    tree = PrefixTree()
     index: dict[int, int] = {}
-    before = 0  # the first segment of the episode before
+    nodes: list[Node] = []
+    found: list[Share] = []
     for episode in episodes:
-        branches: list[int] = []  # their last segments, the newest first
-        roots = dict.fromkeys((0, before)) if segments else ()
-        before = len(segments)
-        for segment in episode:
-            named = -1 if segment.parent is None else index.get(id(segment.parent), -1)
-            best = Share(named, segment.shared) if named >= 0 else Share()
-            if not (named >= 0 and best.shared == segments[named].length):
-                best = _longest(segment, best, [*branches[:MOST_BRANCHES], *roots], segments)
-            if best.parent in branches and best.shared == segments[best.parent].length:
-                branches.remove(best.parent)
-                segment.follows = segments[best.parent]
-            while best.parent >= 0 and best.shared <= found[best.parent].shared:
-                best = Share(found[best.parent].parent, best.shared)
-            branches.insert(0, len(segments))
-            index[id(segment)] = len(segments)
-            segments.append(segment)
-            found.append(best if best.shared >= LEAST_SHARED else Share())
+        first = len(nodes)
+        for segment, above in zip(episode.segments, episode.forest.continues, strict=True):
+            node, matched = tree.add(segment, nodes[first + above] if above >= 0 else None)
+            shared = min(matched, segment.prompt_length)
+            best = Share()
+            if shared >= LEAST_SHARED:
+                best = Share(index[id(node.above(shared).segment)], shared)
+            found.append(best)
+            index.setdefault(id(segment), len(nodes))
+            nodes.append(node)
     return found
 
 
-def _longest(
-    segment: Segment, best: Share, candidates: Sequence[int], segments: Sequence[Segment]
-) -> Share:
-    """Return the longest beginning of the context of a segment that a candidate has."""
-    most = segment.prompt_length
-    if best.shared == most or most < LEAST_SHARED:
-        return best
-    context = segment.tokens(0, most)
-    for candidate in candidates:
-        other, last = segments[candidate], max(best.shared, LEAST_SHARED - 1)
-        if other.length > last and other.tokens(last, last + 1)[0] == context[last]:
-            known = common_tokens(other, context)
-            if known > best.shared:
-                best = Share(candidate, known)
-                if known == most:
-                    break
-    return best
-
-
-def repetition(episodes: Sequence[Sequence[Segment]]) -> float:
+def repetition(episodes: Sequence[Episode]) -> float:
     """Return how often a token is stored on average, 1.0 if each one is stored once.
 
     Tokens are stored again if they do not follow the same tokens from the beginning. Here they are
     recognized by the tokens right before them.
     """
-    segments = [segment for episode in episodes for segment in episode]
+    segments = [segment for episode in episodes for segment in episode.segments]
     runs = [
         segment.tokens(max(share.shared - len(_FACTORS) + 1, 0), segment.length)
         for segment, share in zip(segments, shares(episodes), strict=True)

@@ -194,7 +194,7 @@ class EpisodeInfo:
         num_tokens: Number of tokens of its training rows, prompts included.
         longest_row: Number of tokens of the longest of these rows. None if the episode was stored
             before revision 0014; `num_tokens` is then that of all turns.
-        num_loss_tokens: Number of tokens with a loss mask of True.
+        num_loss_tokens: Number of tokens in the loss, in turns that are trained on.
         num_turns: Number of turns; 1 if it was not built from turns.
         min_policy_version: Lowest policy version that generated a token; None if unknown.
         max_policy_version: Highest policy version that generated a token; None if unknown.

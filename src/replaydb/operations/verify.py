@@ -30,7 +30,6 @@ from replaydb.database.tables.schema import (
 )
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, GroupStatus
-from replaydb.domain.episodes.segments import row_lengths
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -347,8 +346,8 @@ def _outdated(session: Session) -> Wrong:
 
 def _facts(one: Episode) -> list[tuple[float | None, int | None, int]]:
     """Return what may be recorded of an episode: now, and without the column `longest_row`."""
-    rows, turns = row_lengths(one.segments), sum(turn.length for turn in one.segments)
-    return [(one.reward, longest, sum(rows)) for longest in (max(rows), None)] + [
+    rows, turns = one.row_lengths, sum(turn.length for turn in one.segments)
+    return [(one.reward, longest, sum(rows)) for longest in (max(rows, default=0), None)] + [
         (one.reward, None, turns)
     ]
 

@@ -19,7 +19,6 @@ from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.group import reward_stats
-from replaydb.domain.episodes.segments import row_lengths
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.errors import CorruptPayloadError
 from replaydb.packs import PackDamage
@@ -302,12 +301,12 @@ def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
 
 def episode_row(one: Episode) -> dict[str, Any]:
     """Return the columns of `episode` that follow from the episode itself."""
-    rows = row_lengths(one.segments)
+    rows = one.row_lengths
     return {
         "reward": one.reward,
         "advantage": one.advantage,
         "num_tokens": sum(rows),
-        "longest_row": max(rows),
+        "longest_row": max(rows, default=0),
         "num_loss_tokens": one.num_loss_tokens,
         "num_turns": one.num_turns,
         "min_policy_version": one.min_policy_version,

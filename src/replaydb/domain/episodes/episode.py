@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,8 +31,9 @@ from replaydb.domain.episodes.building import (
     row_of_tokens,
     row_of_turns,
 )
+from replaydb.domain.episodes.forest import Forest, forest_of
 from replaydb.domain.episodes.ragged import Values, own_extras
-from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment, row_lengths
+from replaydb.domain.episodes.segments import LOGPROBS, TOKEN_VERSIONS, Segment
 from replaydb.domain.episodes.turns import Turn, parents_of, same_fields, set_fields
 from replaydb.errors import InvalidInputError
 
@@ -76,7 +78,8 @@ class Episode:
             example, are refused.
         metadata: JSON object: str keys, finite numbers.
         text: Transcript for people. It is stored separately from the arrays.
-        turns: The turns that the episode was built from, or empty.
+        turns: The turns that the episode was built from, or empty. Arrays over all of them also
+            have those that are not trained on.
 
     Raises:
         InvalidInputError: An argument has the wrong shape, dtype or value.
@@ -203,15 +206,30 @@ class Episode:
         """The tokens of each turn, or those of an episode without turns."""
         return [turn.segment for turn in self.turns] if self.segment is None else (self.segment,)
 
+    @cached_property
+    def forest(self) -> Forest:
+        """How its turns continue each other, and which are trained on. One node without turns."""
+        return forest_of(self.turns) if self.turns else Forest((-1,), (True,))
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """Number of tokens of each training row: of each path of its turns."""
+        if self.segment is not None:
+            return [self.segment.length]
+        return [self.turns[i].num_tokens for i in self.forest.ends]
+
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the rows to which `merge_turns` merges it; T without turns."""
-        return sum(row_lengths(self.segments))
+        """Number of tokens of its training rows; T without turns."""
+        return sum(self.row_lengths)
 
     @property
     def num_loss_tokens(self) -> int:
-        """Number of tokens with a loss mask of True."""
-        return sum(segment.num_loss_tokens for segment in self.segments)
+        """Number of tokens with a loss mask of True, without turns that are not trained on."""
+        if self.segment is not None:
+            return self.segment.num_loss_tokens
+        trained = zip(self.turns, self.forest.is_trained, strict=True)
+        return sum(turn.segment.num_loss_tokens for turn, is_trained in trained if is_trained)
 
     @property
     def num_turns(self) -> int:

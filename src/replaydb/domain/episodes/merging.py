@@ -1,16 +1,16 @@
 """Merge turns of a trajectory to training rows without the tokens that later prompts repeat.
 
-The rule is that of SkyRL's step-wise training and of torchtitan's `rollout_to_training_samples`: as
-long as all tokens so far are a prefix of the next prompt, only its new tokens are appended, outside
-the loss. Otherwise a new row begins. The algorithm is greedy, merges consecutive turns, and is
-linear in the number of tokens.
+A turn whose prompt begins with all tokens of an earlier one, which it continues, appends only its
+other tokens to the row, the new ones of the prompt outside the loss. Rows are the paths of the
+forest of turns (`forest.py`), or only runs of consecutive turns, as in SkyRL's step-wise training
+and torchtitan's `rollout_to_training_samples`. Either takes time linear in the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from replaydb.domain.episodes.building import (
     extra_values,
     joint_versions,
 )
+from replaydb.domain.episodes.forest import Forest, forest_of, paths_of
 from replaydb.domain.episodes.ragged import Values
 from replaydb.domain.episodes.segments import (
     EXTRA,
@@ -42,8 +43,17 @@ from replaydb.domain.episodes.segments import (
     Segment,
     begins_with,
 )
-from replaydb.domain.episodes.turns import Turn, to_token_rewards, total_reward, trusted
+from replaydb.domain.episodes.turns import (
+    Turn,
+    parents_of,
+    to_token_rewards,
+    total_reward,
+    trusted,
+)
 from replaydb.errors import InvalidInputError
+
+#: Number of branches with whose answers a prompt is realigned.
+_MOST_REALIGNED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +63,13 @@ class MergeReport:
     Attributes:
         num_turns: Number of input turns.
         num_rows: Number of output rows.
-        num_mismatches: Number of turns whose prompt does not continue the turn before, so that they
-            began a new row.
-        num_realigned: Number of turns that continue the turn before, although the tokenizer split
-            the last answer differently.
+        num_mismatches: Number of turns after the first one whose prompt does not continue an
+            earlier turn (of consecutive rows: the turn before), so that they began a new row.
+        num_realigned: Number of turns that continue another one, although the tokenizer split its
+            answer differently.
         num_tokens_before: Number of tokens of all turns, prompts included.
         num_tokens_after: Number of tokens of the rows.
+        num_discarded: Number of turns that are not trained on, and in no row.
     """
 
     num_turns: int = 0
@@ -67,11 +78,12 @@ class MergeReport:
     num_realigned: int = 0
     num_tokens_before: int = 0
     num_tokens_after: int = 0
+    num_discarded: int = 0
 
     @property
     def merge_ratio(self) -> float:
-        """Turns per row; 1.0 if nothing was merged."""
-        return self.num_turns / self.num_rows if self.num_rows else 1.0
+        """Trained turns per row; 1.0 if nothing was merged."""
+        return (self.num_turns - self.num_discarded) / self.num_rows if self.num_rows else 1.0
 
     def __add__(self, other: MergeReport) -> MergeReport:
         return MergeReport(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -84,22 +96,30 @@ class MergedRow(NamedTuple):
         episode: The row as an episode without turns.
         first_turn: Index in the trajectory of its first turn, from 0.
         last_turn: Index of its last turn.
+        turns: Indices of all its turns. Each one continues the one before.
+        num_shared: How many of the first of these turns are in the loss of an earlier row.
     """
 
     episode: Episode
     first_turn: int
     last_turn: int
+    turns: tuple[int, ...]
+    num_shared: int
 
 
 def merge_turns(
-    trajectory: Episode | Iterable[Turn] | Iterable[Episode], *, end_token_id: int | None = None
+    trajectory: Episode | Iterable[Turn] | Iterable[Episode],
+    *,
+    interleaved: bool = False,
+    end_token_id: int | None = None,
 ) -> tuple[list[MergedRow], MergeReport]:
     """Merge the turns of one trajectory to training rows.
 
-    Every row has the reward of the trajectory: that of its episode, or the sum of the rewards of
-    several episodes or turns. Rewards of single turns are in `token_extras["token_rewards"]` of the
-    rows, float32 [T]: the `token_rewards` of the turn, or else its reward at its last token that is
-    in the loss (its last new token if none is). No row has this extra if no turn has a reward.
+    Turns that are not trained on (`is_discarded`) are left out. Every row has the reward of the
+    trajectory: that of its episode, or the sum of the rewards of several episodes or turns. Rewards
+    of single turns are in `token_extras["token_rewards"]` of the rows, float32 [T]: the
+    `token_rewards` of the turn, or else its reward at its last token that is in the loss (its last
+    new token if none is). No row has this extra if no turn has a reward.
 
     A row has the prompt of its first turn and the finish reason of its last turn. Advantage,
     extras, metadata and text are those of its episode; if it contains several, of the last one.
@@ -111,13 +131,17 @@ def merge_turns(
         trajectory: At least one turn, in order; or one episode; or several episodes in order, if
             each step was stored as an episode of its own. An episode that was not built from turns
             counts as one turn.
+        interleaved: Whether a turn can continue any earlier turn, as in a batch. If several turns
+            continue the same one, each of them begins a row, except the first. Responses that rows
+            share are in the loss of the first one only, with their rewards. With False, a turn can
+            only continue the one before.
         end_token_id: Token that ends an answer. With it, a prompt that differs from the tokens
             before only within the last answer (because the tokenizer split the same text
             differently) still continues the row: the sampled tokens are kept, followed by what
             comes after the first such token in the prompt. Default: such a turn begins a new row.
 
     Returns:
-        The rows, and statistics.
+        The rows, in the order of the first turns that no earlier row has, and statistics.
 
     Raises:
         InvalidInputError: There are no turns, or other objects than turns and episodes; a token
@@ -127,25 +151,29 @@ def merge_turns(
     end_token_id = checks.optional(checks.token_id, "end_token_id", end_token_id)
     episodes = _episodes(trajectory)
     steps = [step for episode in episodes for step in _steps(episode)]
-    repeated, realigned = _repetitions([step.turn for step in steps], end_token_id)
-    starts = [position for position, known in enumerate(repeated) if known is None]
-    ends = [*starts[1:], len(steps)]
+    turns = [step.turn for step in steps]
+    forest = episodes[0].forest if len(episodes) == 1 else forest_of(turns)
+    find = _any_links if checks.flag("interleaved", interleaved) else _consecutive_links
+    links, realigned = find(turns, forest, end_token_id)
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     reward = sum(rewards) if rewards else None
-    is_rewarded = any(step.turn.reward is not None for step in steps)
+    is_rewarded = any(turn.reward is not None for turn in turns)
     extras = _extras(steps)
     rows = []
-    for first, end in zip(starts, ends, strict=True):
-        known = [count or 0 for count in repeated[first:end]]
-        row = _row(steps[first:end], known, extras, reward, is_rewarded)
-        rows.append(MergedRow(row, first, end - 1))
+    for path, num_shared in paths_of([link.above for link in links], forest.is_trained):
+        mine = [steps[i] for i in path]
+        known = [links[i].repeated for i in path]
+        row = _row(mine, known, num_shared, extras, reward, is_rewarded)
+        rows.append(MergedRow(row, path[0], path[-1], tuple(path), num_shared))
+    num_roots = sum(not row.num_shared for row in rows)
     report = MergeReport(
         num_turns=len(steps),
         num_rows=len(rows),
-        num_mismatches=len(rows) - 1,
+        num_mismatches=max(num_roots - 1, 0),
         num_realigned=realigned,
-        num_tokens_before=sum(step.turn.num_tokens for step in steps),
+        num_tokens_before=sum(turn.num_tokens for turn in turns),
         num_tokens_after=sum(row.episode.num_tokens for row in rows),
+        num_discarded=forest.is_trained.count(False),
     )
     return rows, report
 
@@ -233,30 +261,73 @@ def _extras(steps: Sequence[_Step]) -> dict[str, Values]:
     return {name: arrays[0][:0] for name, arrays in found.items()}
 
 
-def _repetitions(turns: Sequence[Turn], end_token_id: int | None) -> tuple[list[int | None], int]:
-    """Return how many tokens each prompt repeats (None: new row), and the realigned turns."""
-    repeated: list[int | None] = [None]
-    realigned = 0
-    for before, turn in pairwise(turns):
-        known = _continuation(before, turn)
-        if known is None and end_token_id is not None:
-            known = _realigned(before, turn, end_token_id)
-            realigned += known is not None
-        repeated.append(known)
-    return repeated, realigned
+class _Link(NamedTuple):
+    """The turn that a turn continues.
+
+    Attributes:
+        above: Its index, -1 for none.
+        repeated: How many tokens of the prompt are those of the row so far.
+    """
+
+    above: int
+    repeated: int
 
 
-def _continuation(before: Turn, turn: Turn) -> int | None:
-    """Return how many tokens of the prompt repeat the turn before; None if it does not.
+def _consecutive_links(
+    turns: Sequence[Turn], forest: Forest, end_token_id: int | None
+) -> tuple[list[_Link], int]:
+    """Return what each turn continues, if it can only be the turn before, and the realigned turns.
 
     The prompt of the turn before began with all tokens before it, so comparing with that turn is
-    enough. This makes merging linear.
+    enough.
     """
-    return before.num_tokens if begins_with(turn.segment, before.segment) else None
+    links, realigned, before = [], 0, -1
+    for i, turn in enumerate(turns):
+        link = _Link(-1, 0)
+        if before >= 0 and forest.is_trained[i]:
+            if begins_with(turn.segment, turns[before].segment):
+                link = _Link(before, turns[before].num_tokens)
+            elif (known := _realigned(turns[before], turn, end_token_id)) is not None:
+                link = _Link(before, known)
+                realigned += 1
+        links.append(link)
+        before = i if forest.is_trained[i] else before
+    return links, realigned
 
 
-def _realigned(before: Turn, turn: Turn, end_token_id: int) -> int | None:
-    """Return where the prompt continues after an answer that was tokenized differently, or None."""
+def _any_links(
+    turns: Sequence[Turn], forest: Forest, end_token_id: int | None
+) -> tuple[list[_Link], int]:
+    """Return what each turn continues, and the number of realigned turns.
+
+    A turn is realigned with its parent, or with the end of one of the last branches.
+    """
+    links, realigned = [], 0
+    ends: dict[int, None] = {}  # of the branches so far, the newest last
+    for i, (named, above) in enumerate(zip(parents_of(turns), forest.continues, strict=True)):
+        link = _Link(above, 0 if above < 0 else turns[above].num_tokens)
+        if forest.is_trained[i]:
+            if above < 0 or (above != named and above not in ends):
+                few = [named] if named >= 0 else islice(reversed(ends), _MOST_REALIGNED)
+                for other in few:
+                    known = _realigned(turns[other], turns[i], end_token_id, link.repeated)
+                    if known is not None:
+                        link = _Link(other, known)
+                        realigned += 1
+                        break
+            ends.pop(link.above, None)
+            ends[i] = None
+        links.append(link)
+    return links, realigned
+
+
+def _realigned(before: Turn, turn: Turn, end_token_id: int | None, least: int = 0) -> int | None:
+    """Return where the prompt continues after an answer that was tokenized differently, or None.
+
+    `least`: number of tokens that the prompt of the turn before must have.
+    """
+    if end_token_id is None or before.segment.prompt_length < least:
+        return None
     prompt, known, answer = turn.prompt_ids, before.segment.prompt_length, before.response_ids
     if not len(answer) or not np.array_equal(prompt[:known], before.prompt_ids):
         return None
@@ -270,13 +341,14 @@ def _realigned(before: Turn, turn: Turn, end_token_id: int) -> int | None:
 def _row(
     steps: Sequence[_Step],
     repeated: Sequence[int],
+    num_shared: int,
     extras: Mapping[str, Values],
     reward: float | None,
     is_rewarded: bool,
 ) -> Episode:
-    """Return consecutive turns as one episode, without the repeated tokens of each prompt.
+    """Return turns of a row as one episode, without the repeated tokens of each prompt.
 
-    Its columns are views of those of the turns.
+    Its columns are views of those of the turns. The first turns, `num_shared`, are not in its loss.
     """
     turns = [step.turn for step in steps]
     fresh = [turn.num_tokens - known for turn, known in zip(turns, repeated, strict=True)]
@@ -287,13 +359,13 @@ def _row(
         found[LOGPROBS] = [(0, np.empty(0, np.float32))]
     found |= {EXTRA + name: [(0, like)] for name, like in extras.items()}
     offset = 0  # of the first token of the turn that is not repeated
-    for step, known, size in zip(steps, repeated, fresh, strict=True):
+    for i, (step, known, size) in enumerate(zip(steps, repeated, fresh, strict=True)):
         segment = step.turn.segment
         end, prompt = segment.length, segment.prompt_length
         for name, pieces in found.items():
             own: list[Piece]
             if name == LOSS_MASK:
-                own = [(prompt, segment.mask(prompt, end))]
+                own = [(prompt, segment.mask(prompt, end))] if i >= num_shared else []
             elif name == LOGPROBS and name not in segment.columns:
                 own = [(prompt, np.full(end - prompt, np.nan, np.float32))]
             elif (joint := step.joint_extras.get(name.removeprefix(EXTRA))) is not None:
@@ -305,7 +377,7 @@ def _row(
     columns = {name: Column(tuple(pieces), length) for name, pieces in found.items()}
     version = _versions(steps, repeated, columns)
     if is_rewarded:
-        columns[EXTRA + TOKEN_REWARDS] = Column((_token_rewards(turns, fresh),), length)
+        columns[EXTRA + TOKEN_REWARDS] = Column((_token_rewards(turns, fresh, num_shared),), length)
     last = steps[-1]
     return trusted(
         Episode,
@@ -344,15 +416,17 @@ def _finish_reason(last: _Step) -> str | None:
     return reason
 
 
-def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> Piece:
+def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int], num_shared: int) -> Piece:
     """Return the rewards of the tokens of a row, float32, from the first token that has one.
 
-    `sizes`: new tokens per turn.
+    `sizes`: new tokens per turn. The rewards of the first turns, `num_shared`, are in another row.
     """
     found: list[tuple[int, ArrayLike]] = []
     end = 0
-    for turn, size in zip(turns, sizes, strict=True):
+    for i, (turn, size) in enumerate(zip(turns, sizes, strict=True)):
         end += size
+        if i < num_shared:
+            continue
         if turn.token_rewards is not None:
             found.append((end - len(turn.token_rewards), turn.token_rewards))
         elif turn.reward is not None and end:
@@ -367,11 +441,12 @@ def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> Piece:
 
 
 def restarts(episodes: Iterable[Episode]) -> Iterator[tuple[int, int]]:
-    """Yield the episode and turn index of each prompt that does not repeat all tokens before it.
+    """Yield the episode and turn index of each prompt that does not repeat all tokens of a turn.
 
-    Merging begins a new row at such a turn. Both indexes start at 0.
+    In a batch, a new row begins at such a turn. First turns, and turns that are not trained on, are
+    left out. Both indexes start at 0.
     """
     for i, episode in enumerate(episodes):
-        for j, (before, turn) in enumerate(pairwise(episode.turns), 1):
-            if not begins_with(turn.segment, before.segment):
+        for j, (above, is_trained) in enumerate(zip(*episode.forest, strict=True)):
+            if j and above < 0 and is_trained:
                 yield i, j

@@ -6,7 +6,6 @@ arrays of all its tokens are made when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,10 +67,9 @@ class Segment:
         prompt_length: Number of tokens of the context, P.
         columns: Values of tokens by name. `TOKEN_IDS` is always present. Without a `LOSS_MASK`,
             exactly the tokens of the response are in the loss.
-        follows: A segment with all of whose tokens its context was found to begin, or None.
     """
 
-    __slots__ = ("columns", "follows", "length", "parent", "prompt_length")
+    __slots__ = ("columns", "length", "parent", "prompt_length")
 
     def __init__(
         self,
@@ -84,7 +82,6 @@ class Segment:
         self.prompt_length = prompt_length
         self.columns = columns
         self.parent = parent
-        self.follows: Segment | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle some ancestors before the parent, because each level is a recursion."""
@@ -279,8 +276,6 @@ def begins_with(segment: Segment, before: Segment) -> bool:
     """Whether the context of a segment begins with all tokens of another one."""
     if segment.prompt_length < before.length:
         return False
-    if segment.follows is before:
-        return True
     if segment.parent is before and segment.shared == before.length:
         return True
     # A segment usually differs where its own tokens begin.
@@ -290,20 +285,6 @@ def begins_with(segment: Segment, before: Segment) -> bool:
     ):
         return False
     return common_tokens(before, segment.tokens(0, before.length)) == before.length
-
-
-def row_lengths(segments: Sequence[Segment]) -> list[int]:
-    """Return the number of tokens of each row to which turns, given by their segments, are merged.
-
-    A row goes on as long as the context of a turn begins with all tokens of the turn before.
-    """
-    found: list[int] = []
-    for before, segment in zip([None, *segments[:-1]], segments, strict=True):
-        if before is not None and begins_with(segment, before):
-            found[-1] = segment.length
-        else:
-            found.append(segment.length)
-    return found
 
 
 def owner(segment: Segment, length: int) -> Segment:

@@ -47,7 +47,8 @@ class Unrepeated:
         self.episode = episode
         self.segments = episode.segments
         self.parents = parents_of(turns) or [-1]
-        self.shared = [_num_shared(turn) for turn in turns] or [0]
+        continues = zip(turns, self.parents, episode.forest.continues, strict=bool(turns))
+        self.shared = [_num_shared(turn, above == named) for turn, named, above in continues] or [0]
         self.sizes = [one.length - n for one, n in zip(self.segments, self.shared, strict=True)]
         self.offsets = [0, *accumulate(self.sizes)]
         self._starts = [0, *accumulate(one.length for one in self.segments)]
@@ -179,11 +180,13 @@ class Unrepeated:
         return joined(found or [values(0, self.shared[0], self.shared[0])])
 
 
-def _num_shared(turn: Turn) -> int:
+def _num_shared(turn: Turn, continues_parent: bool) -> int:
     """Return how many first tokens of its context a turn has from its parent."""
     if turn.parent is None:
         return 0
     own, theirs = turn.segment, turn.parent.segment
-    if own.parent is theirs and own.shared in (own.prompt_length, theirs.length):
+    if continues_parent:
+        return theirs.length
+    if own.parent is theirs and own.shared == own.prompt_length:
         return own.shared  # there cannot be more
     return common_tokens(theirs, own.tokens(0, own.prompt_length))

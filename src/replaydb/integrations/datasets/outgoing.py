@@ -181,7 +181,7 @@ def _best_rows(group: StoredGroup, tokenizer: Any) -> Iterator[Row]:
 
 def _token_rows(group: StoredGroup, tokenizer: Any) -> Iterator[Row]:
     best = int(np.nanargmax(group.rewards))
-    for row in merge_turns(group.episodes[best])[0]:
+    for row in merge_turns(group.episodes[best], interleaved=True)[0]:
         yield {
             "input_ids": row.episode.token_ids.tolist(),
             "completion_mask": row.episode.loss_mask.astype(int).tolist(),

@@ -79,7 +79,7 @@ def to_training_samples(group: rdb.EpisodeGroup) -> list[TrainingSample]:
         for row in merge_turns(episode)[0]:
             if row.episode.num_loss_tokens:
                 sample = to_training_sample(row.episode, turn_id=row.first_turn)
-                turns = episode.turns[row.first_turn : row.last_turn + 1]
+                turns = [episode.turns[i] for i in row.turns]
                 newest = [_versions_of(turn)[1] for turn in turns if len(turn.response_ids)]
                 known = [version for version in newest if version is not None]
                 samples.append(replace(sample, max_policy_version=max(known, default=None)))

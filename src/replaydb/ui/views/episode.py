@@ -66,7 +66,7 @@ class EpisodeView:
         own_advantages: Whether advantages per token are stored.
         legend: CSS classes with the values that they represent.
         metadata: Metadata of the episode.
-        restarts: Numbers, from 1, of turns whose prompt does not start with all previous tokens.
+        restarts: Numbers, from 1, of turns whose prompt starts with all tokens of no earlier turn.
     """
 
     loaded: LoadedGroup
