@@ -58,6 +58,7 @@ LAYOUTS: dict[str, Callable[[Batch[Any]], tuple[Any, Any]]] = {
     "left": lambda batch: (made := batch.padded(0, side="left"), made.token_ids),
     "split": lambda batch: (made := batch.split(0), made.response_ids),
     "packed": lambda batch: (made := batch.packed(0, max_tokens=200), made.token_ids),
+    "trees": lambda batch: (made := batch.trees(0), made.token_ids),
 }
 
 

@@ -97,7 +97,15 @@ def test_public_names_have_a_public_module(module: ModuleType, name: str) -> Non
 
 def test_annotations_of_dataclasses_can_be_resolved() -> None:
     """Libraries that load configurations into dataclasses need this."""
-    needs_torch = {"Episode", "PackedBatch", "PaddedBatch", "Ragged", "SplitBatch", "Turn"}
+    needs_torch = {
+        "Episode",
+        "PackedBatch",
+        "PaddedBatch",
+        "Ragged",
+        "SplitBatch",
+        "TreeBatch",
+        "Turn",
+    }
     things = {name: getattr(module, name) for module, name in PUBLIC if name not in needs_torch}
     found = {name: thing for name, thing in things.items() if is_dataclass(thing)}
     assert "BufferSettings" in found

@@ -2,6 +2,6 @@
 
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
-from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch, TreeBatch
 
-__all__ = ["Batch", "PackedBatch", "PaddedBatch", "SplitBatch", "StoredGroup"]
+__all__ = ["Batch", "PackedBatch", "PaddedBatch", "SplitBatch", "StoredGroup", "TreeBatch"]

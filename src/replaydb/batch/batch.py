@@ -6,7 +6,7 @@ import math
 import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from replaydb.batch.layouts import Layout, row_layout
 from replaydb.batch.packing import Fit
 from replaydb.batch.padding import Side
 from replaydb.batch.stored import StoredGroup, id_of
-from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch, TreeBatch
+from replaydb.batch.trees import Placement
 from replaydb.domain import checks
 from replaydb.domain.episodes import EpisodeGroup
 from replaydb.domain.episodes.arrays import ArrayLike, to_float64
@@ -43,10 +44,10 @@ class Batch(typing.Generic[G]):
     """A sequence of groups: the result of a draw, in its order, or `Batch(groups)` of your own.
 
     `batch[0]` is a group and `batch[:8]` a batch of the same draw. Iteration, `len` and `in` apply
-    to the groups. `padded`, `split` and `packed` return tensors. They keep the order of groups and
-    of episodes within groups; groups can have different sizes. Episodes that were stored as turns
-    are merged first (see `replaydb.training.merge_turns`), so one episode can become several
-    sequences.
+    to the groups. `padded`, `split`, `packed` and `trees` return tensors. They keep the order of
+    groups and of episodes within groups; groups can have different sizes. Episodes that were stored
+    as turns are merged first (see `replaydb.training.merge_turns`, with `interleaved=True`), so one
+    episode can become several sequences, or none if all its turns are discarded.
 
     Attributes:
         groups: The groups [n], with their episodes.
@@ -326,6 +327,56 @@ class Batch(typing.Generic[G]):
                 max_seqlen=int(runs.lengths.max(initial=0)),
                 row_lengths=padding.tensor_of(layout.filled.sum(axis=1)),
                 dropped=padding.tensor_of(columns.episode_index[oversized]),
+            ),
+            device,
+        )
+
+    def trees(
+        self,
+        pad_token_id: int,
+        *,
+        pad_to_multiple_of: int | None = None,
+        fields: Collection[str] | None = None,
+        end_token_id: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> TreeBatch:
+        """Return tensors in which tokens that several sequences of a group begin with are once.
+
+        A model that attends by `tree_mask` and is given `position_ids` computes for each token what
+        it does for the token in a `PaddedBatch`.
+
+        Args:
+            pad_token_id: Token id for padding.
+            pad_to_multiple_of: Round the width up to a multiple of this. Default: no rounding.
+            fields: Which of "logprobs", "token_versions" and the extras to include, see `padded`.
+                Default: all.
+            end_token_id: Token that ends an answer, for merging turns, see `padded`.
+            device: Device of the tensors, see `padded`. Default: CPU.
+
+        Returns:
+            Tensors of shape [A, B]: A groups, B tokens in the trees of the largest one.
+
+        Raises:
+            InvalidInputError: As for `padded`.
+        """
+        columns = Columns.of(self.groups, self.weights, end_token_id)
+        chosen = columns.chosen(fields)
+        pad = checks.token_id("pad_token_id", pad_token_id)
+        found = columns.token_fields(chosen)
+        placement = Placement.of(columns, found, len(self))
+        layout = placement.layout(padding.width_of(placement.widths, pad_to_multiple_of))
+        lengths, pinned = columns.lengths, padding.is_pinned(device)
+        whole = np.zeros(len(lengths), np.bool_)
+        indices: dict[str, Any] = {
+            name: padding.tensor_of(array)
+            for name, array in placement.indices(layout.shape).items()
+        }
+        return padding.moved(
+            TreeBatch(
+                **padding.sequence_tensors(columns, lengths, whole, found, chosen),
+                **padding.token_tensors(layout, pad, found, pinned=pinned),
+                **indices,
+                attention_mask=padding.tensor_of(layout.filled),
             ),
             device,
         )

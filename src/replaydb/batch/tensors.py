@@ -245,6 +245,90 @@ class SplitBatch(SequenceTensors):
         return _positions(self.attention_mask)
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TreeBatch(SequenceTensors):
+    """The sequences of each group as trees, in a row for each of A groups: [A, B].
+
+    Tokens with which several sequences of a group begin are there once. Tokens are in depth-first
+    order: those before a token in its sequences are earlier ones of its row, and those after it in
+    any of them are consecutive.
+
+    A token in the loss belongs to one sequence alone. Context is shared if all fields of the batch
+    have the same values for it, except `token_versions`, which are then those of the first
+    sequence. With the tokens `path = batch.path(i)` of sequence `i` in its row,
+    `token_ids[batch.group_index[i], path]` are those of its row in a `PaddedBatch`; so are the
+    other fields, but the loss mask and `token_rewards` only where `sequence_index` is `i`, and 0
+    elsewhere.
+
+    Attributes:
+        token_ids: Token ids, int64 [A, B]; the padding token where there is no token.
+        attention_mask: Where there is a token, bool [A, B].
+        loss_mask: Which tokens are in the loss, bool [A, B].
+        logprobs: Behaviour logprobs, float32 [A, B], as in `TokenTensors`.
+        token_versions: Policy version of each token, int64 [A, B], or None.
+        token_extras: Token-level extras by name, each [A, B, ...], as in `TokenTensors`.
+        parents: Position in the row of the token before, which predicts it, int64 [A, B]; -1 for
+            the first token of a sequence and in padding.
+        enter: Position in the row, int64 [A, B].
+        exit: Position in the row after the last token below it, int64 [A, B]. A token `q` attends
+            to the tokens `k` with `enter[k] <= enter[q] < exit[k]`. Padding attends to itself only.
+        position_ids: Position of each token in its sequences, int64 [A, B]; 0 in padding.
+        sequence_index: Index of the (first) sequence of each token, int64 [A, B]; -1 in padding.
+        leaves: Position in its row of the last token of each sequence, int64 [N]; -1 if it has no
+            tokens.
+    """
+
+    token_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    logprobs: Tensor | None
+    token_versions: Tensor | None
+    token_extras: dict[str, Any]
+    parents: Tensor
+    enter: Tensor
+    exit: Tensor
+    position_ids: Tensor
+    sequence_index: Tensor
+    leaves: Tensor
+
+    @property
+    def tree_mask(self) -> Tensor:
+        """Whether a token (the second axis) attends to another one (the third), bool [A, B, B]."""
+        query = self.enter[:, :, None]
+        return (self.enter[:, None] <= query) & (query < self.exit[:, None])
+
+    @property
+    def predicted(self) -> Tensor:
+        """Tokens in the loss that another token predicts, bool [A, B]."""
+        return self.loss_mask & (self.parents >= 0)
+
+    def before(self, values: Tensor) -> Tensor:
+        """Return at each token the value of the token before, which predicts it.
+
+        Args:
+            values: One value per token, [A, B, ...], such as logits.
+
+        Returns:
+            [A, B, ...]. First tokens and padding have the value of the first token of the row.
+        """
+        import torch
+
+        rows = torch.arange(len(values), device=values.device)[:, None]
+        return values[rows, self.parents.clamp(min=0)]
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Repeat values of sequences [N] for each of their own tokens [A, B]; 0 in padding."""
+        if not len(values):
+            return values.new_zeros(self.token_ids.shape)
+        return values[self.sequence_index.clamp(min=0)] * self.attention_mask
+
+    def path(self, sequence: int) -> Tensor:
+        """Return the positions in its row of the tokens of a sequence, int64 [L]."""
+        row, leaf = self.group_index[sequence], self.leaves[sequence]
+        on_path = (self.enter[row] <= leaf) & (leaf < self.exit[row])
+        return on_path.nonzero()[:, 0]
+
+
 #: Fields that every batch has, whatever `fields` are requested.
 ALWAYS = frozenset(field.name for field in fields(SequenceTensors)).difference(
     {"extras", "present", "merged"}

@@ -10,7 +10,7 @@ dataset      a `torch.utils.data.IterableDataset`; not imported here, as it impo
 prometheus   Prometheus collectors (extra `replaydb[prometheus]`); not imported here
 """
 
-from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch, TreeBatch
 from replaydb.batch.balancing import balanced
 from replaydb.buffer.replacement import Replacement, replace_uninformative
 from replaydb.domain.episodes.merging import MergedRow, MergeReport, merge_turns
@@ -25,6 +25,7 @@ __all__ = [
     "PaddedBatch",
     "Replacement",
     "SplitBatch",
+    "TreeBatch",
     "advantages",
     "balanced",
     "gae",

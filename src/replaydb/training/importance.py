@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch, TreeBatch
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.domain import checks
 from replaydb.errors import InvalidInputError
@@ -114,7 +114,9 @@ def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tens
 
 
 def fresh_tokens(
-    batch: PaddedBatch | PackedBatch | SplitBatch, version: int, max_token_staleness: int
+    batch: PaddedBatch | PackedBatch | SplitBatch | TreeBatch,
+    version: int,
+    max_token_staleness: int,
 ) -> Tensor:
     """Return the loss mask without tokens that are too stale or of unknown version.
 
@@ -206,7 +208,7 @@ def _log_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
     return wanted - torch.where(mask, behaviour, 0.0)
 
 
-def _versions(batch: PaddedBatch | PackedBatch | SplitBatch) -> Tensor:
+def _versions(batch: PaddedBatch | PackedBatch | SplitBatch | TreeBatch) -> Tensor:
     """Return the policy version of each token in the loss."""
     import torch
 
