@@ -16,6 +16,7 @@ import pytest
 from replaydb import Buffer, Store
 from replaydb.database import migrations
 from replaydb.database.postgresql.session import PostgresqlSession
+from replaydb.database.repository import trajectories
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Found
 from replaydb.database.runtime.protocol import Traits
@@ -364,5 +365,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for session in (SqliteSession, PostgresqlSession):
         monkeypatch.setattr(session, "now", lambda _: made.now())
     monkeypatch.setattr(BufferRow, "time", lambda *_: made.now())
+    monkeypatch.setattr(trajectories, "time_of", lambda *_: made.now())
     monkeypatch.setattr(Found, "may_have_overdue", True)  # by this clock
     return made

@@ -35,6 +35,7 @@ from replaydb.domain.results import (
     RunInfo,
     RunStats,
     TaskCounters,
+    TrajectoryInfo,
     VersionTotals,
 )
 from replaydb.domain.settings import (
@@ -48,6 +49,7 @@ from replaydb.domain.settings import (
 )
 from replaydb.errors import (
     BufferFullError,
+    ClaimExpiredError,
     ClientTooOldError,
     ConsumedGroupError,
     CorruptPayloadError,
@@ -58,6 +60,7 @@ from replaydb.errors import (
     DatabaseUnavailableError,
     DuplicateEpisodeError,
     DuplicateGroupError,
+    DuplicateTurnError,
     GroupClosedError,
     GroupLeasedError,
     InvalidInputError,
@@ -75,10 +78,12 @@ from replaydb.errors import (
     SchemaError,
     SchemaOutOfDateError,
     StoreClosedError,
+    TrajectoryClaimedError,
     UnknownBufferError,
     UnknownDrawError,
     UnknownGroupError,
     UnknownRunError,
+    UnknownTurnError,
 )
 from replaydb.util.publishing import publish
 from replaydb.util.release import VERSION
@@ -86,6 +91,7 @@ from replaydb.util.release import VERSION
 if typing.TYPE_CHECKING:
     from replaydb.buffer import (
         Buffer,
+        Claim,
         Durability,
         Lease,
         Loader,
@@ -105,6 +111,8 @@ __all__ = [
     "BufferSettings",
     "BufferStats",
     "Capacity",
+    "Claim",
+    "ClaimExpiredError",
     "ClientTooOldError",
     "ConsumedGroupError",
     "CorruptPayloadError",
@@ -117,6 +125,7 @@ __all__ = [
     "DrawOutcome",
     "DuplicateEpisodeError",
     "DuplicateGroupError",
+    "DuplicateTurnError",
     "Durability",
     "Episode",
     "EpisodeGroup",
@@ -169,12 +178,15 @@ __all__ = [
     "StoredGroup",
     "TaskCounters",
     "TopPriority",
+    "TrajectoryClaimedError",
+    "TrajectoryInfo",
     "Turn",
     "Uniform",
     "UnknownBufferError",
     "UnknownDrawError",
     "UnknownGroupError",
     "UnknownRunError",
+    "UnknownTurnError",
     "VersionTotals",
     "col",
 ]

@@ -17,6 +17,10 @@
     ├── GroupLeasedError                    the group is leased, so its status cannot be changed
     ├── GroupClosedError                    the group accepts no more episodes
     ├── DuplicateEpisodeError               the group already has an episode at that position
+    ├── ClaimExpiredError                   the claim has ended, so nothing more can be added
+    ├── TrajectoryClaimedError              another process has claimed the position
+    ├── DuplicateTurnError                  another turn of the trajectory has the uid
+    ├── UnknownTurnError (LookupError)      the trajectory has no turn of that uid
     ├── CorruptPayloadError                 stored bytes are damaged
     ├── PayloadGoneError (LookupError)      the episodes of a group were dropped or replaced
     ├── NotSupportedError                   the engine or this installation cannot do it
@@ -316,6 +320,78 @@ class DuplicateEpisodeError(ReplayDBError):
         self.group_uid = group_uid
         self.position = position
         super().__init__(f"group {group_uid!r} already has an episode at position {position}")
+
+
+class ClaimExpiredError(ReplayDBError):
+    """The claim has expired or ended. Nothing was stored. Another process may have claimed it.
+
+    Attributes:
+        claim_uid: Uid of the claim.
+    """
+
+    def __init__(self, claim_uid: str) -> None:
+        self.claim_uid = claim_uid
+        super().__init__(
+            f"claim {claim_uid} has expired or has ended; nothing was stored. Claim again to "
+            "continue a trajectory"
+        )
+
+
+class TrajectoryClaimedError(ReplayDBError):
+    """Another process has claimed the position of the group. Nothing was stored.
+
+    Attributes:
+        group_uid: Uid of the group.
+        position: The position.
+        owner: Owner of the claim.
+    """
+
+    def __init__(self, group_uid: str, position: int, owner: str) -> None:
+        self.group_uid = group_uid
+        self.position = position
+        self.owner = owner
+        super().__init__(
+            f"position {position} of group {group_uid!r} is claimed by {owner!r}; only the claim "
+            "can add to it until it ends"
+        )
+
+
+class DuplicateTurnError(ReplayDBError):
+    """The trajectory has another turn with this uid. It was kept.
+
+    Attributes:
+        group_uid: Uid of the group.
+        position: Position of the trajectory in its group.
+        turn_uid: The uid.
+    """
+
+    def __init__(self, group_uid: str, position: int, turn_uid: str) -> None:
+        self.group_uid = group_uid
+        self.position = position
+        self.turn_uid = turn_uid
+        super().__init__(
+            f"position {position} of group {group_uid!r} has a turn {turn_uid!r} with other "
+            "content; another turn needs another uid"
+        )
+
+
+class UnknownTurnError(ReplayDBError, LookupError):
+    """The trajectory has no turn of this uid, so no turn can follow it. Nothing was stored.
+
+    Attributes:
+        group_uid: Uid of the group.
+        position: Position of the trajectory in its group.
+        turn_uid: The uid.
+    """
+
+    def __init__(self, group_uid: str, position: int, turn_uid: str) -> None:
+        self.group_uid = group_uid
+        self.position = position
+        self.turn_uid = turn_uid
+        super().__init__(
+            f"position {position} of group {group_uid!r} has no turn {turn_uid!r}: a parent is a "
+            "turn that was appended to the same position before"
+        )
 
 
 class PayloadGoneError(ReplayDBError, LookupError):

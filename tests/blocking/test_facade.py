@@ -89,7 +89,7 @@ def test_leases_are_kept_alive_while_the_caller_works(
         extended.set()
 
     monkeypatch.setattr(leases, "extend", noted)
-    monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 10_000)
+    monkeypatch.setattr("replaydb.buffer.heartbeat.HEARTBEATS_PER_TTL", 10_000)
     buffer.put(groups(1))
     with buffer.lease(1, ttl=60):
         assert extended.wait(30)  # the caller's work

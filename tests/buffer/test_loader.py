@@ -225,7 +225,7 @@ async def test_an_error_of_collate_releases_the_lease(buffer: Buffer) -> None:
 async def test_leases_are_kept_alive_while_they_wait(
     buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1200)
+    monkeypatch.setattr("replaydb.buffer.heartbeat.HEARTBEATS_PER_TTL", 1200)
     await buffer.put(groups(4))
     async with buffer.loader(2, Fifo(), lease=True, ttl=60, num_steps=2) as loader:
         await anext(loader)

@@ -96,6 +96,12 @@ async def fill_math(store: Store) -> None:
         await math.add_episode(uid, episode(1.0, 4, text=f"first of {uid}"), position=1)
     await math.add_episode("parts", episode(0.5, 5), position=0)
     await math.lease(1, ttl=CENTURY, statuses=["pending"], owner="generator")
+    await math.open_group("code", "unfinished", 3, deadline=CENTURY, min_episodes=1)
+    first = Turn(uid="call-1", prompt_ids=range(64), response_ids=[7], policy_version=5)
+    await math.append_turn("unfinished", 0, first)
+    await math.append_turn("unfinished", 0, Turn(uid="call-2", prompt_ids=[8], response_ids=[9]))
+    await math.fail_episode("unfinished", 1, "timeout")
+    await math.claim(ttl=CENTURY, owner="agent", where=rdb.col.group_uid == "unfinished")
 
     await math.advance_policy(5)  # expires "stale"
     await math.sample(3, rdb.Prioritized(), tasks="gsm8k", step=1)

@@ -27,6 +27,7 @@ from replaydb.database.tables.schema import (
 )
 from replaydb.database.tables.schema import run as run_table
 from replaydb.database.tables.views import VIEWS
+from support.agents import turn
 from support.command import run
 from support.connections import transaction
 from support.groups import episode, group, groups
@@ -111,6 +112,13 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
         async with buffer.lease(1, statuses=["pending"], ttl=60):
             for position in range(2):
                 await buffer.add_episode("slow", episode(), position=position)
+        await buffer.open_group("code", "agents", expected_episodes=2, min_episodes=1)
+        for claim in await buffer.claim(2, ttl=60):
+            await claim.append_turn(turn(f"call-{claim.positions[0]}"))
+            if claim.positions == (0,):
+                await claim.finish_episode(discarded=["call-0"])
+            else:
+                await claim.fail_episode("timeout")
         assert await buffer.cursor("data") == 2
         assert await buffer.admission(batch_size=1, max_staleness=0, timeout=0) == 0
         before = await counts(postgresql_url)

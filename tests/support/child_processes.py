@@ -10,13 +10,16 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.buffer import core
 from replaydb.database.repository import policy
+from support.agents import NUM_TURNS, chain
 from support.groups import episode, group
+from support.watching import watched
 
 
 def consume(url: str, log: str, seed: int) -> None:
@@ -123,6 +126,36 @@ def die_at(url: str, action: str, where: str) -> None:
             await buffer.lease(2, ttl=600)
 
     _run(url, work)
+
+
+def die_in_trajectory(url: str, uid: str, log: str, at: int) -> None:
+    """Generate a trajectory, and kill this process before the statement of a number, from 1.
+
+    The uids of the turns whose append returned are written to the log.
+    """
+    left = at
+
+    def watch(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def work(buffer: Buffer) -> None:
+        [claim] = await buffer.claim(ttl=600, where=rdb.col.group_uid == uid)
+        for one in chain(NUM_TURNS):
+            await claim.append_turn(one)
+            acknowledged.write(f"{one.uid}\n")
+        await claim.finish_episode()
+
+    async def main() -> None:
+        async with Store.open(url, run="worker") as store:
+            buffer = await store.buffer("math", create=False)
+            with watched(store, watch):
+                await work(buffer)
+
+    with Path(log).open("w", buffering=1) as acknowledged:
+        asyncio.run(main())
 
 
 def die_advancing(url: str) -> None:

@@ -22,6 +22,7 @@ from replaydb.database.tables.schema import (
 from replaydb.operations.verify import (
     orphans,
     select_groups_of_stray_texts,
+    select_groups_of_wrong_trajectories,
     select_miscounted_groups,
     select_mismatched_leases,
 )
@@ -39,6 +40,7 @@ WRONG_GROUPS = (
     select_miscounted_groups(10),
     select_mismatched_leases(10),
     select_groups_of_stray_texts(10),
+    select_groups_of_wrong_trajectories(10),
 )
 LIVE = {"pending", "completed", "leased", "aborted"}
 Row = dict[str, Any]

@@ -75,6 +75,17 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
     "group_tag": [
         {"group_id": 1, "name": "level", "buffer_id": 1, "text": "hard", "number": None}
     ],
+    "trajectory": [
+        {"group_id": 2, "position": 2, "buffer_id": 1, "attempts": 1, "num_turns": 1,
+         "claim_uid": "c" * 32, "claimed_by": "me", "claimed_at": _NOW, "expires_at": _NOW,
+         "unusable_reason": None}
+    ],
+    "turn": [
+        {"group_id": 2, "position": 2, "turn": 0, "turn_uid": "call-1", "parent": None,
+         "agent": "main", "state": None, "finish_reason": "stop", "reward": 0.5,
+         "num_prompt_tokens": 3, "num_tokens": 5, "num_loss_tokens": 2, "min_policy_version": 3,
+         "max_policy_version": 3, "is_discarded": False, "metadata": {}, "appended_at": _NOW}
+    ],
     "transcript": [{"group_id": 1, "position": 0, "text": "2 + 2 is 4"}],
     "draw": [
         {"id": 1, "buffer_id": 1, "run_id": 1, "step": 5, "policy": "uniform", "created_at": _NOW}

@@ -33,6 +33,7 @@ from replaydb.database.tables.schema import (
     policy_change,
     run,
     transcript,
+    turn,
 )
 from replaydb.database.tables.views import (
     as_drawn,
@@ -41,6 +42,7 @@ from replaydb.database.tables.views import (
     select_history,
     select_policies,
     select_prompts,
+    select_turns,
 )
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
@@ -186,6 +188,41 @@ def episodes(
     return scanned(url, which, lambda ids: scan_episodes(which.condition(ids)), to_damaged(damaged))
 
 
+def turns(
+    url: str | URL,
+    *,
+    buffer: Names = None,
+    tasks: Names = None,
+    statuses: Names = None,
+    runs: Names = None,
+    where: Where = None,
+    damaged: Damaged = "raise",
+) -> Rows:
+    """Return turns without their tokens, with the columns of the view `turn_overview`.
+
+    Includes turns of trajectories that are not finished. `metadata` is JSON text.
+
+    Args:
+        url: The store, as for `Store.open`.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only turns of groups of these tasks.
+        statuses: Only turns of groups of these statuses.
+        runs: Only turns of groups that these runs put.
+        where: Only turns of groups that meet this condition over `replaydb.col`.
+        damaged: "raise" (default) or "skip", as for `groups`.
+
+    Returns:
+        Lazy rows.
+
+    Raises:
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
+    """
+    which = Which.of(buffer, tasks, statuses, runs, where)
+    return scanned(url, which, lambda ids: scan_turns(which.condition(ids)), to_damaged(damaged))
+
+
 def draws(
     url: str | URL,
     *,
@@ -315,6 +352,12 @@ def scan_episodes(condition: ColumnElement[bool]) -> Scan:
     )
     rows = select_episodes().add_columns(text.label("text"))
     return Scan(plain(rows), key, group.id, WINDOW, condition, [group.id])
+
+
+def scan_turns(condition: ColumnElement[bool]) -> Scan:
+    """Scan rows of `turn_overview`."""
+    key = turn.c.group_id, turn.c.position, turn.c.turn
+    return Scan(plain(select_turns()), key, group.id, WINDOW, condition, [group.id])
 
 
 def scan_draws(condition: ColumnElement[bool]) -> Scan:

@@ -19,10 +19,10 @@ A store cannot be used in a forked process, because connections cannot be shared
 `NotSupportedError`; open another store in the child.
 """
 
-from replaydb.blocking.facade import Buffer, Lease, Loader, Store, replace_uninformative
+from replaydb.blocking.facade import Buffer, Claim, Lease, Loader, Store, replace_uninformative
 from replaydb.util.publishing import publish
 
-__all__ = ["Buffer", "Lease", "Loader", "Store", "replace_uninformative"]
+__all__ = ["Buffer", "Claim", "Lease", "Loader", "Store", "replace_uninformative"]
 
 publish(__name__, __all__)
 del publish

@@ -8,10 +8,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from replaydb import buffer
 from replaydb.batch.batch import Batch
+from replaydb.batch.stored import StoredGroup
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.buffer import replacement, store
 from replaydb.buffer.loader import Collated, LoaderState
 from replaydb.database.runtime.transactions import PATIENCE_SECONDS
+from replaydb.domain.episodes import Turn
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import InvalidInputError
 from replaydb.util.opening import Opening
@@ -88,6 +90,27 @@ async def _released(lease: Lease) -> None:
     """Nack a lease that its caller never received, or whose block was never entered."""
     error = KeyboardInterrupt()
     await lease._wrapped.__aexit__(type(error), error, None)
+
+
+def _claiming(
+    method: Callable[Concatenate[Any, P], Awaitable[list[buffer.Claim]]],
+) -> Callable[Concatenate[Any, P], list[Claim]]:
+    """Return a blocking method for one that returns claims."""
+
+    @functools.wraps(method)
+    def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> list[Claim]:
+        async def work() -> list[Claim]:
+            return [
+                Claim(self._thread, one) for one in await method(self._wrapped, *args, **kwargs)
+            ]
+
+        async def unwanted(made: list[Claim]) -> None:
+            for one in made:
+                await one._wrapped.release()
+
+        return self._thread.run(work, unwanted=unwanted)
+
+    return call
 
 
 def _loading(
@@ -224,6 +247,48 @@ class Lease(_Managed):
         return self
 
 
+class Claim(_Managed):
+    """A `replaydb.Claim`. At the end of a `with` block, what is still open is released."""
+
+    _wrapped: buffer.Claim
+
+    @property
+    def uid(self) -> str:
+        """Uid of the claim."""
+        return self._wrapped.uid
+
+    @property
+    def ttl(self) -> float:
+        """Duration in seconds from the last extension."""
+        return self._wrapped.ttl
+
+    @property
+    def group(self) -> StoredGroup:
+        """The group without its episodes."""
+        return self._wrapped.group
+
+    @property
+    def turns(self) -> dict[int, tuple[Turn, ...]]:
+        """The turns of each trajectory before it was claimed, by position."""
+        return self._wrapped.turns
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of its trajectories in the group."""
+        return self._wrapped.positions
+
+    append_turn = _blocking(buffer.Claim.append_turn)
+    finish_episode = _blocking(buffer.Claim.finish_episode)
+    add_episode = _blocking(buffer.Claim.add_episode)
+    fail_episode = _blocking(buffer.Claim.fail_episode)
+    extend = _blocking(buffer.Claim.extend)
+    release = _blocking(buffer.Claim.release)
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._wrapped.__aenter__)
+        return self
+
+
 class Loader(_Managed, Generic[Collated]):
     """A `replaydb.Loader` as a plain iterator. It prefetches batches between calls."""
 
@@ -312,6 +377,13 @@ class Buffer(_Facade):
     add_episode = _blocking(buffer.Buffer.add_episode)
     admission = _blocking(buffer.Buffer.admission)
     advance_policy = _blocking(buffer.Buffer.advance_policy)
+    append_turn = _blocking(buffer.Buffer.append_turn)
+    claim = _claiming(buffer.Buffer.claim)
+    fail_episode = _blocking(buffer.Buffer.fail_episode)
+    finish_episode = _blocking(buffer.Buffer.finish_episode)
+    release_claim = _blocking(buffer.Buffer.release_claim)
+    trajectories = _blocking(buffer.Buffer.trajectories)
+    turns = _blocking(buffer.Buffer.turns)
     count = _blocking(buffer.Buffer.count)
     copy_to = _copying(buffer.Buffer.copy_to)
     cursor = _blocking(buffer.Buffer.cursor)

@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
+from replaydb.buffer.claiming import Claiming
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
 from replaydb.buffer.loader import Collated, Loader
 from replaydb.buffer.managing import Managing
 from replaydb.buffer.pacing import Pacing
-from replaydb.buffer.putting import Putting
 from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
 from replaydb.buffer.tracing import traced
@@ -25,7 +25,7 @@ from replaydb.errors import CorruptPayloadError
 
 
 @traced
-class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
+class Buffer(Claiming, Sampling, Leasing, Managing, Pacing):
     """A named collection of episode groups in a store. Get it from `Store.buffer`.
 
     Unless its documentation says otherwise, a call is one transaction: it takes effect completely

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ import numpy as np
 
 from replaydb.batch.balancing import divided
 from replaydb.batch.batch import Batch
+from replaydb.buffer.heartbeat import Heartbeat
 from replaydb.buffer.tracing import traced
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import LockedBuffer
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often the heartbeat extends a lease within its ttl, and how often it tries within its ttl
-#: while the database fails, so that the lease is extended soon after a short outage.
-HEARTBEATS_PER_TTL, RETRIES_PER_TTL = 3, 30
-
 
 @traced
 class Lease:
@@ -48,7 +44,6 @@ class Lease:
     Attributes:
         id: Id of the lease, at least 1. An empty lease has the id 0: it is not stored, does not
             expire, and ending it changes nothing.
-        ttl: Duration in seconds from the last extension.
         ids: Ids of the groups when the lease was taken or opened, in the order of the draw [n].
         num_tokens: Number of tokens of each of these groups, prompts included [n].
     """
@@ -68,11 +63,8 @@ class Lease:
         self._leased = set(num_tokens)
         self._given: set[int] = set()
         self._parts: list[list[int]] | None = None
-        self._heartbeat: asyncio.Task[None] | None = None
-        self._extending = asyncio.Lock()
-        self._extended = asyncio.Event()
+        self._heartbeat = Heartbeat(ttl, lambda seconds: buffer._extend(lease_id, seconds))
         self.id = lease_id
-        self.ttl = ttl
         self.ids = list(num_tokens)
         self.num_tokens = list(num_tokens.values())
         if lease_id:
@@ -80,6 +72,11 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"Lease(id={self.id}, {len(self._leased)} of {len(self.ids)} groups leased)"
+
+    @property
+    def ttl(self) -> float:
+        """Duration in seconds from the last extension."""
+        return self._heartbeat.ttl
 
     @property
     def batch(self) -> Batch:
@@ -179,10 +176,10 @@ class Lease:
         )
 
     async def __aenter__(self) -> Self:
-        if self._heartbeat is not None:
+        if self._heartbeat.is_started:
             raise InvalidInputError("lease", "one whose block was not entered before", self)
         if self.id:
-            self._heartbeat = asyncio.create_task(self._keep_alive())
+            self._heartbeat.start()
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -190,9 +187,7 @@ class Lease:
 
     async def _close(self, error: BaseException | None) -> None:
         """Stop the heartbeat and end the lease. After the block no group is leased."""
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            await asyncio.wait([self._heartbeat])
+        await self._heartbeat.stop()
         if not self._leased:
             return
         if error is None:
@@ -200,7 +195,7 @@ class Lease:
             return
         with contextlib.suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
             # the error of the block is the one to raise
-            await self.nack(reason=_storable(f"{type(error).__name__}: {error}"))
+            await self.nack(reason=storable(f"{type(error).__name__}: {error}"))
 
     async def ack(
         self,
@@ -300,31 +295,10 @@ class Lease:
             LeaseExpiredError: The lease has expired or ended.
             InvalidInputError: `ttl` is not a positive number.
         """
-        wanted = checks.optional(checks.duration, "ttl", ttl)
-        if not self.id:
-            return
-        async with self._extending:  # a concurrent heartbeat would use the old ttl
-            seconds = self.ttl if wanted is None else wanted
-            await self._buffer._extend(self.id, seconds)
-            self.ttl = seconds
-        self._extended.set()
-
-    async def _keep_alive(self) -> None:
-        beats = HEARTBEATS_PER_TTL
-        while True:
-            self._extended.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.ttl / beats):
-                    await self._extended.wait()
-            beats = HEARTBEATS_PER_TTL
-            if self._extended.is_set():  # extended by the caller, perhaps with a shorter ttl
-                continue
-            try:
-                await self.extend()
-            except (LeaseExpiredError, StoreClosedError):
-                return  # the ack raises it
-            except DatabaseError:
-                beats = RETRIES_PER_TTL
+        if self.id:
+            await self._heartbeat.extend(ttl)
+        else:
+            checks.optional(checks.duration, "ttl", ttl)
 
     def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
         chosen = checks.optional(checks.ids, "ids", ids)
@@ -357,6 +331,6 @@ def warn_of_losses(buffer_name: str, lease_id: int, report: AckReport) -> None:
         )
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Return text that every engine can store: a message may contain arbitrary characters."""
     return text.replace("\0", "").encode(errors="replace").decode()

@@ -252,9 +252,21 @@ class Putting(BufferCore):
             InvalidInputError: An argument is invalid.
         """
         checks.name("group_uid", group_uid)
-        checks.instance("episode", episode, Episode)
         if position is not None:
             position = checks.whole_number("position", position)
+        return await self._add(group_uid, episode, position, timeout)
+
+    async def _add(
+        self,
+        group_uid: str,
+        episode: Episode,
+        position: int | None,
+        timeout: float | None,
+        **more: Any,
+    ) -> GroupStatus:
+        """Add an episode to an incremental group. `more`: further attributes of the `Addition`."""
+        checks.instance("episode", episode, Episode)
+        seconds = checks.seconds("timeout", timeout)
         compression, version = self.settings.compression, self._row.write_format
         if not episode.is_whole:
             expected = "one of which all extras were read, without `fields`"
@@ -263,9 +275,13 @@ class Putting(BufferCore):
         self._check_size("episode", record.num_bytes)
         self._log_restart(group_uid, [episode], [record.facts])
         self._log_repetition(group_uid, record.payloads)
-        addition = Addition(group_uid, position, record)
-        submission = Submission(addition, (), record.num_bytes + len(record.text or ""))
-        async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
+        size = record.num_bytes + len(record.text or "")
+        return await self._end(Addition(group_uid, position, record, **more), size, seconds)
+
+    async def _end(self, addition: Addition, size: int, timeout: float | None) -> GroupStatus:
+        """End a trajectory."""
+        submission = Submission(addition, (), size)
+        async with self._waiter(timeout) as waiter:
             while True:
                 try:
                     return await self._additions.submit(submission, waiter.end)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from replaydb import limits
 from replaydb.codec import framing
+from replaydb.codec.format2_writer import ELSEWHERE
 from replaydb.codec.framing import corrupt
 from replaydb.codec.sections import EPISODE, GROUP, JOINT, Sections, is_beyond_float32
 from replaydb.domain import checks
@@ -33,7 +34,7 @@ from replaydb.domain.episodes.segments import (
     Column,
     Segment,
 )
-from replaydb.domain.episodes.turns import check_uids, total_reward, trusted
+from replaydb.domain.episodes.turns import check_uids, set_fields, total_reward, trusted
 
 _VARIANT = r"(?:~[1-9][0-9]{0,8}/)?"
 _COLUMN = re.compile(
@@ -82,6 +83,28 @@ def read(
     return episodes, context
 
 
+def read_turn(tensors: framing.Tensors, known: Mapping[str, Turn]) -> Turn:
+    """Return the turn in the tensors of its part.
+
+    Args:
+        tensors: The tensors.
+        known: Turns of the same trajectory before it, by uid.
+
+    Raises:
+        CorruptPayloadError: As `read`, or a turn that it follows is missing.
+        InvalidInputError: A name or a JSON value is invalid for a turn.
+    """
+    sections = Sections(tensors)
+    parent, origin = (sections.turn_of(name, known) for name in ("follows", "begins_with"))
+    segments = _segments(sections, None if origin is None else origin.segment)
+    if len(segments) != 1:
+        corrupt(f"{len(segments)} segments of one turn")
+    _read_columns(sections, segments, [True])
+    [[turn]] = _turns(sections, segments, [1])
+    sections.check_empty()
+    return set_fields(turn, parent=parent)
+
+
 def _extra_names(part: framing.Tensors) -> set[str]:
     """Return the names of the extras in a part."""
     found = [_COLUMN.fullmatch(name) or _STACKED.fullmatch(name) for name in part]
@@ -94,8 +117,11 @@ def _text(value: Any) -> str:
     return checks.string("large_extras", value)
 
 
-def _segments(core: Sections) -> list[Segment]:
-    """Return the segments of a part, with their tokens."""
+def _segments(core: Sections, elsewhere: Segment | None = None) -> list[Segment]:
+    """Return the segments of a part, with their tokens.
+
+    `elsewhere`: the parent in another part, to which a segment can refer.
+    """
     code, table = core.tensors.pop("segments", ("", np.empty(0)))
     if code != "I64" or table.ndim != 2 or table.shape[1] != 4:
         corrupt(f"segments is {code} {list(table.shape)}, not I64 [any, 4]")
@@ -106,11 +132,12 @@ def _segments(core: Sections) -> list[Segment]:
         begin, end = end, end + context + response
         if shared < 0 or context < 0 or response < 0 or end > total:
             corrupt(f"segment {i} has {shared}, {context} and {response} tokens")
-        above = None
+        above = elsewhere if parent == ELSEWHERE else None
         if parent != -1:
-            if not 0 <= parent < i or shared > found[parent].length:
+            if 0 <= parent < i:
+                above = found[parent]
+            if above is None or shared > above.length:
                 corrupt(f"segment {i} begins with {shared} tokens of segment {parent}")
-            above = found[parent]
             if shared <= above.shared:  # with such parents, reading a few tokens could take long
                 corrupt(f"segment {i} begins with {shared} tokens, none of segment {parent} itself")
         elif shared:

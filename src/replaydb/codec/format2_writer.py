@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from replaydb.codec.framing import Joined, Tensor
 from replaydb.codec.sections import EPISODE, GROUP, JOINT
 from replaydb.codec.sharing import Share, bytes_of_shared, joint_bytes_of_shared, shares
-from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.domain.episodes.building import mask_column, version_column
 from replaydb.domain.episodes.context import GroupContext
@@ -77,6 +77,30 @@ def parts_of(episodes: Sequence[Episode], context: GroupContext) -> Parts:
     return Parts(parts, +repeated)
 
 
+#: Index of the parent of a segment that is in another part.
+ELSEWHERE = -2
+
+
+def tensors_of_turn(turn: Turn, follows: str | None, begins_with: str | None) -> Tensors:
+    """Return the tensors of a part with one turn, whose parents are in other parts.
+
+    Args:
+        turn: The turn.
+        follows: Uid of the turn that it follows.
+        begins_with: Uid of the turn that has the last of the tokens that it shares.
+    """
+    segment = turn.segment
+    share = Share() if begins_with is None else Share(ELSEWHERE, segment.shared)
+    tensors = _structure([segment], [share])
+    for name in segment.columns:
+        entries = [] if name == TOKEN_IDS else _entries(name, [segment], [share])
+        for _, column in _columns(name, entries, 1):
+            tensors |= column
+    names = {"follows": follows, "begins_with": begins_with}
+    facts = {name: uid for name, uid in names.items() if uid is not None}
+    return tensors | _of_turns([turn]) | _json(_texts_of_turns([turn]), facts)
+
+
 def _add(
     parts: dict[str | None, Tensors],
     name: str,
@@ -133,7 +157,7 @@ class _Entry(NamedTuple):
 def _entries(name: str, segments: Sequence[Segment], several: Sequence[Share]) -> list[_Entry]:
     """Return the values of a column, of the segments that have it."""
     found = [
-        _entry(i, one, name, share, segments)
+        _entry(i, one, name, _parent(one, share, segments))
         for i, (one, share) in enumerate(zip(segments, several, strict=True))
         if name in one.columns
     ]
@@ -164,12 +188,16 @@ def _repeated_jointly(episodes: Sequence[Episode], several: Sequence[Share]) -> 
     return found
 
 
-def _entry(
-    i: int, one: Segment, name: str, share: Share, segments: Sequence[Segment]
-) -> _Entry | None:
+def _parent(one: Segment, share: Share, segments: Sequence[Segment]) -> Segment | None:
+    """Return the segment with whose tokens one begins."""
+    if share.parent == ELSEWHERE:
+        return one.parent
+    return segments[share.parent] if share.parent >= 0 else None
+
+
+def _entry(i: int, one: Segment, name: str, parent: Segment | None) -> _Entry | None:
     column = one.columns[name]
     if not _covers_response(column, one):
-        parent = segments[share.parent] if share.parent >= 0 else None
         if column.inherits and one.parent is not None and parent is one.parent:
             return _Entry(i, column.begin, column.pieces[0][1], one.length - column.end)
         if name == TOKEN_VERSIONS:
@@ -250,13 +278,55 @@ def _of_episodes(
 ) -> Tensors:
     """Return the values of episodes and of their turns, as far as there are any."""
     turns = [turn for episode in episodes for turn in episode.turns]
-    columns: dict[str, list[Any]] = {
-        "rewards": [one.reward for one in episodes],
-        "advantages": [one.advantage for one in episodes],
-        "versions": [one.version for one in episodes],
-        "turn/rewards": [one.reward for one in turns],
-        "turn/versions": [one.version for one in turns],
+    tensors = _numbers(
+        {
+            "rewards": [one.reward for one in episodes],
+            "advantages": [one.advantage for one in episodes],
+            "versions": [one.version for one in episodes],
+        }
+    )
+    if turns:
+        tensors["turns"] = _integers([len(one.turns) for one in episodes])
+        parents = [parent for episode in episodes for parent in parents_of(episode.turns)]
+        if any(parent >= 0 for parent in parents):
+            tensors["turn/parents"] = _integers(parents)
+        tensors |= _of_turns(turns)
+    if context.prompt_ids is not None:
+        tensors["prompt_ids"] = context.prompt_ids
+    texts: dict[str, list[Any]] = {
+        "finish_reasons": [one.finish_reason for one in episodes],
+        "metadata": [one.metadata for one in episodes],
     }
+    facts: dict[str, Any] = {} if context.prompt is None else {"prompt": context.prompt}
+    facts |= {"large_extras": sorted(large_extras)} if large_extras else {}
+    return tensors | _json(texts | _texts_of_turns(turns), facts)
+
+
+def _of_turns(turns: Sequence[Turn]) -> Tensors:
+    """Return the values of turns, as far as there are any."""
+    tensors = _numbers(
+        {
+            "turn/rewards": [one.reward for one in turns],
+            "turn/versions": [one.version for one in turns],
+        }
+    )
+    if any(one.is_discarded for one in turns):
+        tensors["turn/discarded"] = np.array([one.is_discarded for one in turns])
+    return tensors
+
+
+def _texts_of_turns(turns: Sequence[Turn]) -> dict[str, list[Any]]:
+    return {
+        "turn_finish_reasons": [one.finish_reason for one in turns],
+        "turn_metadata": [one.metadata for one in turns],
+        "turn_uids": [one.uid for one in turns],
+        "turn_agents": [one.agent for one in turns],
+        "turn_states": [one.state for one in turns],
+    }
+
+
+def _numbers(columns: Mapping[str, Sequence[Any]]) -> Tensors:
+    """Return the tensors of rewards and versions, without those that have no values."""
     tensors: Tensors = {}
     for name, values in columns.items():
         if name.endswith("versions"):
@@ -265,35 +335,20 @@ def _of_episodes(
                 tensors[name] = np.array(known, np.int64)
         elif any(value is not None for value in values):
             tensors[name] = np.array(values, np.float64)  # None becomes NaN
-    if turns:
-        tensors["turns"] = _integers([len(one.turns) for one in episodes])
-        parents = [parent for episode in episodes for parent in parents_of(episode.turns)]
-        if any(parent >= 0 for parent in parents):
-            tensors["turn/parents"] = _integers(parents)
-        if any(one.is_discarded for one in turns):
-            tensors["turn/discarded"] = np.array([one.is_discarded for one in turns])
-    texts: dict[str, list[Any]] = {
-        "finish_reasons": [one.finish_reason for one in episodes],
-        "metadata": [one.metadata for one in episodes],
-        "turn_finish_reasons": [one.finish_reason for one in turns],
-        "turn_metadata": [one.metadata for one in turns],
-        "turn_uids": [one.uid for one in turns],
-        "turn_agents": [one.agent for one in turns],
-        "turn_states": [one.state for one in turns],
-    }
-    if context.prompt_ids is not None:
-        tensors["prompt_ids"] = context.prompt_ids
-    facts: dict[str, Any] = {
+    return tensors
+
+
+def _json(texts: Mapping[str, Sequence[Any]], facts: Mapping[str, Any]) -> Tensors:
+    """Return the tensor with the JSON object, if it is not empty."""
+    found = {
         name: values
         for name, values in texts.items()
         if any(value is not None and value != {} for value in values)
     }
-    facts |= {} if context.prompt is None else {"prompt": context.prompt}
-    facts |= {"large_extras": sorted(large_extras)} if large_extras else {}
-    if facts:
-        text = escapes.to_json(facts, separators=(",", ":"))
-        tensors["json"] = np.frombuffer(text.encode(), np.uint8)
-    return tensors
+    if not found and not facts:
+        return {}
+    text = escapes.to_json({**found, **facts}, separators=(",", ":"))
+    return {"json": np.frombuffer(text.encode(), np.uint8)}
 
 
 def _tensors(stored: str, several: Sequence[Values]) -> Tensors:

@@ -10,7 +10,8 @@ import xxhash
 from replaydb import limits
 from replaydb.codec import compaction, format1, format2_reader, format2_writer, framing
 from replaydb.codec.framing import corrupt
-from replaydb.domain.episodes import Episode
+from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes.arrays import same
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.segments import EXTRA
 from replaydb.domain.episodes.turns import set_fields
@@ -123,6 +124,62 @@ def decode(
     except (InvalidInputError, RecursionError) as error:
         raise CorruptPayloadError(str(error)) from error
     return contents if fields is None else _selected(contents, fields)
+
+
+def encode_turn(
+    turn: Turn,
+    follows: str | None = None,
+    begins_with: str | None = None,
+    *,
+    compression: Literal["zstd"] | None = None,
+) -> Part:
+    """Return a part with a turn of a trajectory that is not finished. The format is 2.
+
+    Args:
+        turn: The turn.
+        follows: Uid of the turn that it follows.
+        begins_with: Uid of the turn that has the last of the tokens that it shares.
+        compression: As for `encode`.
+
+    Raises:
+        InvalidInputError: The part is larger than `replaydb.limits.MAX_PART_BYTES`.
+        NotSupportedError: `compression` is "zstd" and zstandard is not installed.
+    """
+    tensors = format2_writer.tensors_of_turn(turn, follows, begins_with)
+    size = sum(one.nbytes for one in tensors.values())
+    limits.check_part(size)
+    return Part(None, compaction.write(tensors, VERSION, compression), size)
+
+
+def decode_turn(
+    data: bytes | memoryview, expanded_bytes: int | None, known: Mapping[str, Turn]
+) -> Turn:
+    """Return the turn in a part that `encode_turn` returned.
+
+    Args:
+        data: The bytes.
+        expanded_bytes: Size of the tensors.
+        known: Turns of the same trajectory before it, by uid.
+
+    Raises:
+        CorruptPayloadError: As `decode`, or a turn that it follows is missing.
+    """
+    try:
+        return format2_reader.read_turn(_tensors_of(data, expanded_bytes), known)
+    except (InvalidInputError, RecursionError) as error:
+        raise CorruptPayloadError(str(error)) from error
+
+
+def same_content(one: bytes | memoryview, other: bytes | memoryview) -> bool:
+    """Whether two parts of format 2 have the same tensors, compressed or not."""
+    return same(_tensors_of(one, None), _tensors_of(other, None))
+
+
+def _tensors_of(data: bytes | memoryview, expanded_bytes: int | None) -> framing.Tensors:
+    blob = framing.read(memoryview(data).toreadonly(), VERSION)
+    if blob.version != VERSION:
+        corrupt(f"a turn in format {blob.version}")
+    return compaction.expanded(blob, expanded_bytes)
 
 
 def _selected(contents: Contents, fields: Collection[str]) -> Contents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -77,6 +77,15 @@ class Sections:
     ) -> tuple[str | None, ...]:
         """Take a list of texts or None."""
         return self.values(name, count, lambda one: checks.optional(check, name, one), NoneType)
+
+    def turn_of(self, name: str, known: Mapping[str, _T]) -> _T | None:
+        """Take the uid of a turn from the JSON object, and return what is known by it."""
+        if name not in self.json:
+            return None
+        uid = checks.name(name, self.json.pop(name))
+        if uid not in known:
+            corrupt(f"{name} names turn {uid!r}, which is missing")
+        return known[uid]
 
     def metadata(self, name: str, count: int) -> tuple[dict[str, Any], ...]:
         """Take a list of JSON objects."""

@@ -280,6 +280,36 @@ class LeaseInfo:
         return len(self.group_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class TrajectoryInfo:
+    """A position of an incremental group that has no episode.
+
+    Attributes:
+        group_id: Id of the group; also its `group_uid` and its `task_name`.
+        position: Position in the group, from 0.
+        num_turns: Number of turns that were appended.
+        attempts: Number of claims that ended without an episode and not on purpose.
+        claim_uid: Uid of the claim that has it; None: it is not claimed.
+        claimed_by: Owner of the claim.
+        claimed_at: When it was claimed.
+        expires_at: When the claim expires unless it is extended. If this has passed, the next claim
+            or put of the task ends it.
+        unusable_reason: Why it gets no episode; None: it is open.
+    """
+
+    group_id: int
+    group_uid: str
+    task_name: str
+    position: int
+    num_turns: int
+    attempts: int
+    claim_uid: str | None
+    claimed_by: str | None
+    claimed_at: datetime | None
+    expires_at: datetime | None
+    unusable_reason: str | None
+
+
 def has_expired(lease: Any, now: Any) -> Any:
     """Return whether a lease (a row, a `LeaseInfo`, or the columns of the table) has expired."""
     return lease.expires_at <= now

@@ -20,16 +20,18 @@ from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_
 from replaydb.database.statements.table_ranges import columns
 from replaydb.database.tables.expressions import total_or_zero
 from replaydb.database.tables.schema import (
+    IS_OF_TURN,
     episode,
     episode_group,
     group,
     lease,
     metadata,
     payload,
+    trajectory,
     transcript,
 )
 from replaydb.domain import checks
-from replaydb.domain.episodes import Episode, GroupStatus
+from replaydb.domain.episodes import Episode, GroupStatus, Turn
 from replaydb.errors import CorruptPayloadError, NotSupportedError
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.operations.recovery import (
@@ -310,6 +312,11 @@ def _wrong_groups(session: Session) -> list[Problem]:
             "leased without a lease, or has a lease without being leased",
         ),
         (select_groups_of_stray_texts(MOST_LISTED), "has a text of an episode that does not exist"),
+        (
+            select_groups_of_wrong_trajectories(MOST_LISTED),
+            "pending, and its episodes and trajectories are not as many as it expects; or open "
+            "trajectories, and it is not pending",
+        ),
     ):
         rows_found = session.run(statement)
         found += [Problem("group", f"group {group_id}", what) for (group_id,) in rows_found]
@@ -374,8 +381,9 @@ def _contradictions(
         for group_id, number in heavy
         if (group_id, number) not in numbers
     ]
+    found += _broken_turns(current)
     for part, data in current:
-        if part.field is not None:
+        if part.field is not None or part.of_part is not None:
             continue
         where = f"group {part.group_id}, part {part.part}"
         try:
@@ -394,6 +402,26 @@ def _contradictions(
         ):
             what = "rewards, numbers of tokens or positions differ from the rows of its episodes"
             found.append(Problem("payload", where, what))
+    return found
+
+
+def _broken_turns(sound: Sequence[tuple[Part, Data]]) -> list[Problem]:
+    """Return problems of turns of unfinished trajectories."""
+    found = []
+    known: dict[int, dict[str, Turn]] = {}
+    for part, data in sorted(sound, key=lambda one: one[0][:2]):
+        if part.field is not None or part.of_part is None:
+            continue
+        mine = known.setdefault(part.group_id, {})
+        try:
+            turn = codec.decode_turn(data, part.expanded_bytes, mine)
+        except CorruptPayloadError as error:
+            where = f"group {part.group_id}, part {part.part}"
+            found.append(Problem("payload", where, error.reason))
+        except NotSupportedError:
+            return []  # compressed, and zstandard is not installed
+        else:
+            mine[turn.uid or ""] = turn
     return found
 
 
@@ -446,7 +474,7 @@ def select_miscounted_groups(most: int) -> Select[Any]:
     length = func.coalesce(payload.c.pack_length, func.length(payload.c.data))
     parts = select(
         payload.c.group_id, func.count().label("number"), total_or_zero(length).label("size")
-    )
+    ).where(~IS_OF_TURN)  # they are counted when their trajectory is finished
     members = episodes.group_by(episode.c.group_id).subquery()
     stored = parts.group_by(payload.c.group_id).subquery()
     texts = exists().where(transcript.c.group_id == group.id)
@@ -498,3 +526,22 @@ def select_groups_of_stray_texts(most: int) -> Select[int]:
     mine = (episode.c.group_id == text.group_id) & (episode.c.position == text.position)
     stray = exists().where(text.group_id == group.id, ~exists().where(mine))
     return select(group.id).where(stray).order_by(group.id).limit(most)
+
+
+def select_groups_of_wrong_trajectories(most: int) -> Select[int]:
+    """Select groups with a position that is neither an episode nor a trajectory, or both.
+
+    In addition, groups that are not pending and have an open trajectory.
+    """
+    mine = trajectory.c.group_id == group.id
+    number = select(func.count()).select_from(trajectory).where(mine).scalar_subquery()
+    is_pending = group.group_status == GroupStatus.PENDING.value
+    is_both = exists().where(
+        mine,
+        episode.c.group_id == trajectory.c.group_id,
+        episode.c.position == trajectory.c.position,
+    )
+    is_open = exists().where(mine, trajectory.c.unusable_reason.is_(None))
+    wrong = is_pending & (group.num_episodes + number != group.expected_episodes)
+    wrong |= is_both | (~is_pending & is_open)
+    return select(group.id).where(wrong).order_by(group.id).limit(most)

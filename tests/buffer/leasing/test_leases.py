@@ -215,7 +215,7 @@ async def test_extending(buffer: Buffer, clock: Clock) -> None:
 async def test_the_heartbeat_keeps_a_lease_alive(
     buffer: Buffer, other: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1200)
+    monkeypatch.setattr("replaydb.buffer.heartbeat.HEARTBEATS_PER_TTL", 1200)
     await buffer.put(groups(1))
     async with buffer.lease(1, ttl=60):
         for _ in range(3):
@@ -240,14 +240,14 @@ class Extensions:
             self.tried.append(arguments[-1])
             if len(self.tried) <= failures:
                 # A retry does not wait for the next heartbeat.
-                monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1)
+                monkeypatch.setattr("replaydb.buffer.heartbeat.HEARTBEATS_PER_TTL", 1)
                 raise rdb.DatabaseError("no memory")
             extend(*arguments)
             loop.call_soon_threadsafe(self._succeeded.release)
 
         monkeypatch.setattr(leases, "extend", recorded)
-        monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 10_000)
-        monkeypatch.setattr("replaydb.buffer.lease.RETRIES_PER_TTL", 10_000)
+        monkeypatch.setattr("replaydb.buffer.heartbeat.HEARTBEATS_PER_TTL", 10_000)
+        monkeypatch.setattr("replaydb.buffer.heartbeat.RETRIES_PER_TTL", 10_000)
 
     async def succeeded(self, count: int) -> None:
         """Wait for `count` of them."""

@@ -61,7 +61,9 @@ async def test_engine_specific_options(url: str, engine_name: str) -> None:
     else:
         tables = {str(name): (tail, clauses) for name, _, _, tail, *clauses in snapshot["table"]}
         without_rowid = {name for name, (tail, _) in tables.items() if tail == "WITHOUT ROWID"}
-        assert without_rowid == {"episode", "draw_group", "cursor", "group_tag"}
+        assert without_rowid == {
+            *("episode", "draw_group", "cursor", "group_tag", "trajectory", "turn")
+        }
         counted = {name for name, (_, clauses) in tables.items() if "AUTOINCREMENT" in str(clauses)}
         assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw", "pack"}
 

@@ -144,7 +144,9 @@ from replaydb.database.tables.schema import (
     pack,
     payload,
     task,
+    trajectory,
     transcript,
+    turn,
 )
 from replaydb.domain.policies import SimplePolicy
 from replaydb.domain.settings import BufferSettings
@@ -752,7 +754,8 @@ async def test_steps_of_a_deletion_find_their_groups_by_id(
 ) -> None:
     plan = await plan_of(connection, build(of_a_step()))
     assert not plan.scans, plan.text
-    children = {f"pk_{one.name}" for one in (episode, group_tag, payload, transcript)}
+    tables = (episode, group_tag, payload, trajectory, transcript, turn)
+    children = {f"pk_{one.name}" for one in tables}
     assert plan.indexes - children == {"pk_episode_group"}, plan.text
 
 
@@ -895,7 +898,8 @@ async def test_available_groups_are_read_from_task_counters(connection: AsyncCon
     ):
         plan = await plan_of(connection, locking(lock))
         of_plan = {"CONSTANT", "locked", "held"}
-        overdue, of_store = {"lease", "episode_group"}, {"payload_place", "compatibility"}
+        overdue = {"lease", "episode_group", "trajectory"}
+        of_store = {"payload_place", "compatibility"}
         assert plan.tables - of_plan == {"task"} | of_store | overdue, plan.text
         assert "episode_group" not in plan.scans, plan.text
     plan = await plan_of(connection, select_task_counters(1))

@@ -27,6 +27,7 @@ _MAINTENANCE: Rights = {
     "payload": {"DELETE": ()},
     "transcript": {"DELETE": ()},
     "episode": {"DELETE": ()},
+    "trajectory": {"UPDATE": ()},
     "group_tag": {"INSERT": (), "DELETE": ()},
     "draw": {"UPDATE": ("step",), "DELETE": ()},
     "draw_group": {
@@ -51,6 +52,8 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
             name: {"INSERT": ()}
             for name in ("episode_group", "payload", "transcript", "episode", "pack")
         },
+        {"trajectory": {"INSERT": (), "DELETE": ()}},
+        {"turn": {"INSERT": (), "UPDATE": ("is_discarded",), "DELETE": ()}},
         {"task": {"INSERT": (), "DELETE": ()}},  # a new one that only a refused put names
     ),
     "trainer": (

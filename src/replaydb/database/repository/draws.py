@@ -48,7 +48,7 @@ from replaydb.database.statements.candidates import (
     select_first,
     verdict,
 )
-from replaydb.database.statements.selections import WITHOUT_LEASE, selection
+from replaydb.database.statements.selections import UNCLAIMED, selection
 from replaydb.database.tables.records import Facts, Stored, mistyped
 from replaydb.database.tables.schema import IS_IDLE, group
 from replaydb.database.tables.staleness import staleness_of
@@ -311,7 +311,7 @@ class _Drawing:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
         if self._request.is_claim:
-            eligible = WITHOUT_LEASE if eligible is None else eligible & WITHOUT_LEASE
+            eligible = UNCLAIMED if eligible is None else eligible & UNCLAIMED
         partition = Partition(self._buffer.id, task.task_name, status.value)
         if order.clock is None:
             most = _max_lookups_in_order(task.stored_groups, quota.count)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Select, func, select
 
-from replaydb.database.repository import capacity, groups, packs, transitions
+from replaydb.database.repository import capacity, groups, packs, trajectories, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
@@ -25,8 +25,9 @@ from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
-from replaydb.database.tables.schema import CONTEXT_PART, episode, group, payload, transcript
+from replaydb.database.tables.schema import CONTEXT_PART, episode, group, payload, transcript, turn
 from replaydb.database.tables.staleness import staleness_of
+from replaydb.database.tables.turn_records import part_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -37,33 +38,46 @@ from replaydb.errors import (
 )
 
 
-class _Added(NamedTuple):
-    """An episode with its group and position."""
-
-    group_id: int
-    position: int
-    record: EpisodeRecord
-
-
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An episode to add to a group.
+    """The end of a trajectory: an episode to add to a group, or why there is none.
 
     Attributes:
         group_uid: Uid of the group.
         position: Position in the group; None: the first free one.
-        record: The episode, encoded.
+        record: The episode, encoded; None: the position cannot be used.
+        reason: Why it cannot.
+        claim_uid: The claim of the caller; None: it has none.
+        num_turns: Number of appended turns that the episode consists of.
+        discarded: Uids of those of them that are not trained on.
     """
 
     group_uid: str
     position: int | None
-    record: EpisodeRecord
+    record: EpisodeRecord | None
+    reason: str | None = None
+    claim_uid: str | None = None
+    num_turns: int = 0
+    discarded: Sequence[str] = ()
     new_task_names: ClassVar[frozenset[str]] = frozenset()  # its group has a task
 
     @property
     def payloads(self) -> list[PayloadRecord]:
         """The parts of its payload."""
-        return self.record.payloads
+        return [] if self.record is None else self.record.payloads
+
+
+class _Added(NamedTuple):
+    """An addition, with the row of its trajectory."""
+
+    row: Any
+    addition: Addition
+
+    @property
+    def group_id(self) -> int:
+        """Id of the group."""
+        group_id: int = self.row.group_id
+        return group_id
 
 
 def targets(session: Session, buffer_id: int, additions: Sequence[Addition]) -> dict[str, Any]:
@@ -77,7 +91,7 @@ def targets(session: Session, buffer_id: int, additions: Sequence[Addition]) -> 
 def add(
     buffer: LockedBuffer, ids: Mapping[str, int], additions: Sequence[Addition]
 ) -> list[GroupStatus | ReplayDBError]:
-    """Add episodes to pending groups of locked tasks, and complete the groups that have all.
+    """End trajectories of pending groups of locked tasks, and complete the groups without others.
 
     Args:
         buffer: The buffer.
@@ -88,7 +102,8 @@ def add(
         For each addition the status of its group afterwards, or the error that prevented it.
 
     Raises:
-        LostRaceError: Some groups were replaced or deleted before their tasks were locked.
+        LostRaceError: Some groups were replaced or deleted before their tasks were locked, or some
+            trajectories were changed meanwhile.
     """
     payloads = [part for addition in additions for part in addition.payloads]
     buffer.check_formats(payloads)
@@ -96,38 +111,47 @@ def add(
     is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
         raise LostRaceError("another transaction replaced or deleted a group")
-    taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    key = (episode.c.group_id, episode.c.position)
-    for row in buffer.session.run(select(*key).where(among(episode.c.group_id, list(found)))):
-        taken[row.group_id].add(row.position)
+    free: dict[int, dict[int, Any]] = {group_id: {} for group_id in found}
+    for row in buffer.session.run(trajectories.select_trajectories(list(found))):
+        free[row.group_id][row.position] = row
     outcomes: list[GroupStatus | ReplayDBError] = []
     added: list[_Added] = []
+    taken: set[tuple[int, int]] = set()
     for addition in additions:
         group_id = ids.get(addition.group_uid, -1)
         try:
-            position = _choose_position(addition, found.get(group_id), taken)
+            row = _chosen(buffer, addition, found.get(group_id), free, taken)
         except ReplayDBError as error:
             outcomes.append(error)
             continue
-        taken[group_id].add(position)
-        added.append(_Added(group_id, position, addition.record))
+        del free[group_id][row.position]
+        taken.add((group_id, row.position))
+        added.append(_Added(row, addition))
         outcomes.append(GroupStatus.PENDING)
     counted = packs.enter(buffer.session, payloads)
-    stored = [part for one in added for part in one.record.payloads]
+    stored = [part for one in added for part in one.addition.payloads]
     packs.settle(buffer.shares, counted, stored)
     if not added:
         return outcomes
 
     incoming: dict[str, Size] = {}
-    for group_id, _, record in added:
-        size = incoming.setdefault(found[group_id].task_name, Size())
-        size.tokens += record.num_tokens
-        size.bytes += record.num_bytes
+    for row, addition in added:
+        size = incoming.setdefault(found[row.group_id].task_name, Size())
+        if addition.record is not None:
+            size.tokens += addition.record.num_tokens
+            size.bytes += addition.record.num_bytes
     capacity.evict_surplus(buffer)
     capacity.free_space(buffer, incoming)
-    _insert(buffer.session, added)
-    full = _summarise(buffer, found, added)
-    closed = _complete(buffer, {group_id: {} for group_id in full})
+    _end_trajectories(buffer.session, added)
+    episodes = [(row, addition.record) for row, addition in added if addition.record is not None]
+    _insert(buffer.session, found, episodes)
+    _summarise(buffer, found, episodes)
+    decided = {one.group_id for one in added} - {
+        group_id
+        for group_id, rows in free.items()
+        if any(row.unusable_reason is None for row in rows.values())
+    }
+    closed = _close(buffer, {group_id: {} for group_id in decided})
     return [
         closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
         for addition, outcome in zip(additions, outcomes, strict=True)
@@ -142,74 +166,132 @@ def close_overdue(buffer: LockedBuffer, most: int) -> bool:
     """
     late = select_past_deadline(buffer.id, buffer.task_states, buffer.now, most)
     rows = buffer.session.run(late)
-    enough: dict[int, Mapping[str, Any]] = {}
-    failed: list[Change] = []
-    for row in rows:
-        expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
-        reason = {"status_reason": f"{missing} of {expected} episodes missing at the deadline"}
-        if row.num_episodes >= (expected if row.min_episodes is None else row.min_episodes):
-            enough[row.id] = reason
-        else:
-            failed.append((row, reason))
-    closed = _complete(buffer, enough)
-    transitions.lose_claims(buffer, [row for row, _ in failed], by_caller=False)
-    transitions.move(buffer, failed, GroupStatus.FAILED)
-    changes = enough | {row.id: values for row, values in failed}
+    changes = {
+        row.id: {
+            "status_reason": f"{row.expected_episodes - row.num_episodes} of "
+            f"{row.expected_episodes} episodes missing at the deadline"
+        }
+        for row in rows
+    }
+    closed = _close(buffer, changes)
     for group_id, values in sorted(changes.items()):
-        status = closed.get(group_id, GroupStatus.FAILED)
-        level = logging.INFO if group_id in closed else logging.WARNING
+        status = closed[group_id]
+        level = logging.WARNING if status is GroupStatus.FAILED else logging.INFO
         buffer.report(level, f"group {group_id} is {status.value}: {values['status_reason']}")
     return len(rows) < most
 
 
-def _choose_position(addition: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
-    """Return the position of a new episode.
+def close_decided(buffer: LockedBuffer, ids: Collection[int]) -> None:
+    """Complete or fail those of some pending groups that have no open trajectory."""
+    rows = buffer.session.run(trajectories.select_trajectories(sorted(ids)))
+    still = {row.group_id for row in rows if row.unusable_reason is None}
+    _close(buffer, {group_id: {} for group_id in sorted(set(ids) - still)})
+
+
+def _chosen(
+    buffer: LockedBuffer,
+    addition: Addition,
+    group: Any,
+    free: Mapping[int, Mapping[int, Any]],
+    taken: Collection[tuple[int, int]],
+) -> Any:
+    """Return the row of the trajectory that an addition ends, which no other one has `taken`.
 
     Raises:
         UnknownGroupError: The group does not exist.
         DuplicateEpisodeError: The position is taken.
-        GroupClosedError: The group is not pending, or has all its episodes.
-        InvalidInputError: The position is not below `expected_episodes`.
+        GroupClosedError: The group is not pending, or has no free position.
+        InvalidInputError: The position is not below `expected_episodes`, or has turns.
+        ClaimExpiredError: The claim of the caller has ended.
+        TrajectoryClaimedError: Another process has claimed the position.
     """
+    uid = addition.group_uid
     if group is None:
-        raise UnknownGroupError([addition.group_uid])
-    if addition.position is not None and addition.position in taken[group.id]:
-        raise DuplicateEpisodeError(addition.group_uid, addition.position)
-    full = len(taken[group.id]) >= (group.expected_episodes or 0)
-    if group.group_status != GroupStatus.PENDING or full:
-        raise GroupClosedError(addition.group_uid, group.group_status if not full else "full")
+        raise UnknownGroupError([uid])
+    mine = free[group.id]
     if addition.position is None:
-        return next(i for i in range(group.expected_episodes) if i not in taken[group.id])
-    if addition.position >= group.expected_episodes:
-        raise InvalidInputError(
-            "position", f"below expected_episodes = {group.expected_episodes}", addition.position
-        )
-    return addition.position
+        unused = (row for row in mine.values() if is_unused(row, buffer.now))
+        row = next(unused, None) if group.group_status == GroupStatus.PENDING else None
+        if row is None:
+            status = group.group_status
+            raise GroupClosedError(uid, "full" if status == GroupStatus.PENDING else status)
+        return row
+    row = mine.get(addition.position)
+    if row is None:
+        if group.group_status == GroupStatus.PENDING and (group.id, addition.position) in taken:
+            raise DuplicateEpisodeError(uid, addition.position)
+        trajectories.explain_missing(buffer.session, buffer.id, uid, addition.position)
+    trajectories.check_open(row, uid, group.group_status)
+    trajectories.check_claim(row, uid, addition.claim_uid, buffer.now)
+    if row.num_turns != addition.num_turns and addition.record is not None:
+        expected = f"the {row.num_turns} turns that were appended at position {row.position}"
+        actual = f"an episode of {addition.num_turns} of them"
+        raise InvalidInputError("episode", expected, actual)
+    return row
 
 
-def _insert(session: Session, added: Sequence[_Added]) -> None:
+def is_unused(row: Any, now: datetime) -> bool:
+    """Whether a trajectory, given by its row, is open, has no turns, and is not claimed."""
+    is_claimed = row.claim_uid is not None and row.expires_at > now
+    return row.unusable_reason is None and not row.num_turns and not is_claimed
+
+
+def _end_trajectories(session: Session, added: Sequence[_Added]) -> None:
+    """Delete or close the rows of trajectories, and delete what the episodes replace.
+
+    Raises:
+        LostRaceError: A trajectory was changed meanwhile.
+    """
+    ended = [row for row, addition in added if addition.record is not None]
+    if ended:
+        ids = sorted({row.group_id for row in ended})
+        done = session.run(trajectories.delete_trajectories(ids, trajectories.versions_of(ended)))
+        if done < len(ended):
+            raise LostRaceError("another transaction changed a trajectory")
+    for row, addition in added:
+        if addition.record is None and not session.run(
+            trajectories.close_trajectory(row.group_id, row.position, addition.reason)
+        ):
+            raise LostRaceError("another transaction changed a trajectory")
+        if addition.discarded:
+            session.postpone(
+                trajectories.discard_turns(row.group_id, row.position, addition.discarded)
+            )
+
+
+def _insert(
+    session: Session, found: Mapping[int, Any], several: Sequence[tuple[Any, EpisodeRecord]]
+) -> None:
     """Insert episodes, each as its own part of the payload, with a part for each heavy column."""
-    episodes, payloads, transcripts = [], [], []
-    with_columns = sorted({one.group_id for one in added if len(one.record.payloads) > 1})
+    episodes, payloads, transcripts, turns = [], [], [], []
+    with_columns = sorted({row.group_id for row, record in several if len(record.payloads) > 1})
     lowest = dict.fromkeys(with_columns, CONTEXT_PART)
     if with_columns:
         lowest |= {
             row.group_id: min(row.part, CONTEXT_PART)
             for row in session.run(_select_lowest_parts(with_columns))
         }
-    for group_id, position, record in added:
-        episodes.append({"group_id": group_id, "position": position, **record.facts})
+    for row, record in several:
+        key = {"group_id": row.group_id, "position": row.position}
+        episodes.append({**key, **record.facts})
         core, *columns = record.payloads
-        core.part = position
+        core.part = row.position
         for column in columns:
-            lowest[group_id] -= 1
-            column.part, column.of_part = lowest[group_id], position
-        payloads += [part.row(group_id) for part in record.payloads]
+            lowest[row.group_id] -= 1
+            column.part, column.of_part = lowest[row.group_id], row.position
+        payloads += [part.row(row.group_id) for part in record.payloads]
         if record.text is not None:
-            transcripts.append({"group_id": group_id, "position": position, "text": record.text})
+            transcripts.append({**key, "text": record.text})
+        if not row.num_turns:  # else they are there
+            turns += [{**key, **one} for one in record.turns]
+        else:
+            expected = found[row.group_id].expected_episodes
+            parts = [part_of(row.position, i, expected) for i in range(row.num_turns)]
+            session.postpone(trajectories.delete_turn_parts(row.group_id, parts))
     session.run_many(insert_into(episode), episodes)
     session.run_many(insert_into(payload), payloads)
     session.run_many(insert_into(transcript), transcripts)
+    session.run_many(insert_into(turn), turns)
 
 
 @prepared
@@ -224,23 +306,23 @@ def _select_lowest_parts(ids: Any) -> Select[Any]:
 
 
 def _summarise(
-    buffer: LockedBuffer, found: Mapping[int, Any], added: Sequence[_Added]
-) -> list[int]:
-    """Recompute the scalars of groups from their episodes.
-
-    Returns:
-        Ids of the groups that have all their episodes now.
-    """
+    buffer: LockedBuffer,
+    found: Mapping[int, Any],
+    episodes: Sequence[tuple[Any, EpisodeRecord]],
+) -> None:
+    """Recompute the scalars of groups to which episodes were added, given with their rows."""
     policy_version = buffer.row.policy_version if buffer.is_comparable else None
-    members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in added}
+    members: dict[int, list[Any]] = {row.group_id: [] for row, _ in episodes}
+    if not members:
+        return
     for row in buffer.session.run(select_episodes(sorted(members))):
         members[row.group_id].append(row)
     num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
     with_text = {group_id for group_id in members if found[group_id].has_transcript}
-    for group_id, _, record in added:
-        num_bytes[group_id] += record.num_bytes
+    for row, record in episodes:
+        num_bytes[row.group_id] += record.num_bytes
         if record.text is not None:
-            with_text.add(group_id)
+            with_text.add(row.group_id)
     changes = []
     for group_id, rows in members.items():
         group = found[group_id]
@@ -258,17 +340,12 @@ def _summarise(
             }
         )
     buffer.session.run_many(update_each_group(), changes)
-    return [
-        group_id
-        for group_id, rows in members.items()
-        if len(rows) == found[group_id].expected_episodes
-    ]
 
 
-def _complete(
+def _close(
     buffer: LockedBuffer, changes: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, GroupStatus]:
-    """Make groups samplable, or expire those that are too stale.
+    """Make groups samplable, expire those that are too stale, or fail those with few episodes.
 
     Args:
         buffer: The buffer.
@@ -279,20 +356,29 @@ def _complete(
     """
     if not changes:
         return {}
-    stale: list[Change] = []
-    fresh: list[Change] = []
+    into: dict[GroupStatus, list[Change]] = {}
     for row in groups.scalars(buffer.session, buffer.id, sorted(changes)):
-        # So far, attempts counted claims. For the completed group the count restarts.
-        common = {"attempts": 0, "status_reason": None, **changes[row.id]}
-        if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
-            stale.append((row, {**common, "status_reason": TOO_STALE}))
+        needed = row.expected_episodes if row.min_episodes is None else row.min_episodes
+        if row.num_episodes < needed:
+            few = f"{row.num_episodes} of {row.expected_episodes} episodes are usable"
+            status, values = GroupStatus.FAILED, {"status_reason": few, **changes[row.id]}
         else:
-            fresh.append((row, {**common, "completed_at": buffer.now}))
-    transitions.move(buffer, stale, GroupStatus.EXPIRED)
-    transitions.reopen(buffer, fresh)
-    return {row.id: GroupStatus.EXPIRED for row, _ in stale} | {
-        row.id: GroupStatus.COMPLETED for row, _ in fresh
-    }
+            # So far, attempts counted claims. For the completed group the count restarts.
+            status = GroupStatus.COMPLETED
+            values = {"attempts": 0, "status_reason": None, **changes[row.id]}
+            if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
+                status, values = GroupStatus.EXPIRED, {**values, "status_reason": TOO_STALE}
+            else:
+                values["completed_at"] = buffer.now
+        into.setdefault(status, []).append((row, values))
+    failed = [row for row, _ in into.get(GroupStatus.FAILED, ())]
+    transitions.lose_claims(buffer, failed, by_caller=False)
+    for status, some in into.items():
+        if status is GroupStatus.COMPLETED:
+            transitions.reopen(buffer, some)
+        else:
+            transitions.move(buffer, some, status)
+    return {row.id: status for status, some in into.items() for row, _ in some}
 
 
 def facts_of(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:

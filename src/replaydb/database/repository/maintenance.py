@@ -8,7 +8,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, literal_column, or_, select
 
-from replaydb.database.repository import aging, capacity, incremental_groups, leases, locked
+from replaydb.database.repository import (
+    aging,
+    capacity,
+    claims,
+    incremental_groups,
+    leases,
+    locked,
+)
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, UnfinishedMaintenanceError
 from replaydb.database.runtime.prepared import prepared
@@ -44,6 +51,7 @@ def _apply_times(buffer: LockedBuffer) -> bool:
         if any(task.num_leased or task.num_pending for task in buffer.task_states.values()):
             done = leases.reap(buffer, most)
         if any(task.num_pending for task in buffer.task_states.values()):
+            done = claims.reap(buffer, most) and done
             done = incremental_groups.close_overdue(buffer, most) and done
     return capacity.evict_old(buffer, most) and done
 
@@ -63,7 +71,7 @@ def is_due(row: BufferRow, now: datetime) -> ColumnElement[bool]:
 
 @prepared
 def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
-    """Select whether a lease with groups has expired, or the deadline of a pending group passed."""
+    """Select whether a lease with groups, a claim, or the deadline of a pending group is over."""
     expired = group.lease_id.in_(select_expired(of_buffer, now))
     leased = select(group.id).where(group.lease_id.is_not(None), expired)
     overdue = select(group.id).where(
@@ -71,17 +79,23 @@ def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
         group.deadline <= now,
         group.group_status == GroupStatus.PENDING.value,
     )
-    return select(leased.exists() | overdue.exists())
+    return select(
+        leased.exists() | overdue.exists() | claims.overdue_claims(of_buffer, now).exists()
+    )
 
 
 def is_overdue(buffer_id: Any) -> ColumnElement[bool]:
-    """Whether a lease has expired, or the deadline of a pending group has passed."""
+    """Whether a lease or a claim has expired, or the deadline of a pending group has passed."""
     now = server_time()
     pending = group.group_status == literal_column(repr(GroupStatus.PENDING.value))
     late = select(group.id).where(
         group.buffer_id == buffer_id, pending, group.deadline <= now, group.deadline.is_not(None)
     )
-    return select_expired(buffer_id, now).exists() | late.exists()
+    return (
+        select_expired(buffer_id, now).exists()
+        | late.exists()
+        | claims.overdue_claims(buffer_id, now).exists()
+    )
 
 
 def any_expiring(buffer_id: int) -> ColumnElement[bool]:

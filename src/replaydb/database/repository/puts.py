@@ -25,7 +25,16 @@ from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selecti
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import GroupRecord, PayloadRecord
-from replaydb.database.tables.schema import episode, episode_group, group, payload, task, transcript
+from replaydb.database.tables.schema import (
+    episode,
+    episode_group,
+    group,
+    payload,
+    task,
+    trajectory,
+    transcript,
+    turn,
+)
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import TopPriority
@@ -151,7 +160,7 @@ def _identify(
     """
     positions = {uid: position for position, uid in enumerate(uids, 1)}
     children = (
-        _children((positions[record.uid], record) for record in early)
+        _children(buffer_id, ((positions[record.uid], record) for record in early))
         if session.sends_together
         else []
     )
@@ -159,7 +168,7 @@ def _identify(
     if not identified.has_children:
         new = dict(zip(uids, identified.new, strict=True))
         others = (record for record in early if record.uid not in identified.stored)
-        session.postpone(*_children((new[record.uid], record) for record in others))
+        session.postpone(*_children(buffer_id, ((new[record.uid], record) for record in others)))
     return identified
 
 
@@ -291,7 +300,13 @@ class _Storing:
         """Delete what was written of a put that is refused, before the groups were locked."""
         ids = [self.new[record.uid] for record in put.records if record.uid in self.written]
         if ids:
-            for delete in (delete_payloads, delete_episodes, delete_transcripts):
+            for delete in (
+                delete_payloads,
+                delete_episodes,
+                delete_transcripts,
+                delete_turns,
+                delete_open_positions,
+            ):
                 self.buffer.session.postpone(delete(ids))
 
     def _renews(self, put: Put, record: GroupRecord, row: Any) -> bool:
@@ -379,7 +394,7 @@ class _Storing:
             protected=[row.id for row in ignored],
         )
         unwritten = [record for record in accepted if record.uid not in self.written]
-        children = _children((ids[record.uid], record) for record in unwritten)
+        children = _children(self.buffer.id, ((ids[record.uid], record) for record in unwritten))
         self.buffer.session.postpone(*children)
         self.buffer.row.limited_inserts += num_new
         kept = {
@@ -511,16 +526,25 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
     return sizes
 
 
-def _children(records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
-    """Return the large rows of groups (payloads, episodes, texts), given what `group_id` is."""
+def _children(buffer_id: int, records: Iterable[tuple[int, GroupRecord]]) -> list[Write]:
+    """Return the rows that belong to groups, given what `group_id` is: payloads, episodes, ..."""
     rows = list(records)
     parts = [part.row(i) for i, record in rows for part in record.payloads]
     episodes = [{"group_id": i, **child} for i, record in rows for child in record.episodes]
     texts = [{"group_id": i, **child} for i, record in rows for child in record.transcripts]
+    open_positions = [
+        {"group_id": i, "position": position, "buffer_id": buffer_id}
+        for i, record in rows
+        if record.facts["group_status"] == GroupStatus.PENDING.value
+        for position in range(record.facts["expected_episodes"])
+    ]
+    turns = [{"group_id": i, **child} for i, record in rows for child in record.turns]
     writes = [
         Write(insert_into(payload), parts),
         Write(insert_into(episode), episodes),
+        Write(insert_into(turn), turns),
         Write(insert_into(transcript), texts),
+        Write(insert_into(trajectory), open_positions),
     ]
     return [write for write in writes if write.rows]
 
@@ -558,6 +582,18 @@ def _select_kept() -> Select[Any]:
 def delete_episodes(ids: Any) -> Delete:
     """Delete the episode rows of groups."""
     return delete(episode).where(among(episode.c.group_id, ids))
+
+
+@prepared
+def delete_turns(ids: Any) -> Delete:
+    """Delete the rows of the turns of groups."""
+    return delete(turn).where(among(turn.c.group_id, ids))
+
+
+@prepared
+def delete_open_positions(ids: Any) -> Delete:
+    """Delete the open positions of groups."""
+    return delete(trajectory).where(among(trajectory.c.group_id, ids))
 
 
 @prepared

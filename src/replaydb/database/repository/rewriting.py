@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, exists, select
 
 from replaydb.database.repository import groups, packs
 from replaydb.database.repository.locked import LockedBuffer
@@ -16,6 +16,7 @@ from replaydb.database.statements.payload import delete_payloads
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import PayloadRecord
 from replaydb.database.tables.schema import (
+    IS_OF_TURN,
     buffer,
     compatibility,
     episode_group,
@@ -31,16 +32,19 @@ Parts = frozenset[tuple[int, int]]
 def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
     """Return up to `most` groups with payloads of an older format than new ones, after an id.
 
+    Groups with turns of unfinished trajectories are omitted.
+
     Returns:
         Rows with `id`, `buffer`, `task_name` and `num_bytes`, by id.
     """
     current = select(compatibility.c.write_format).scalar_subquery()
     old = select(payload.c.group_id).where(payload.c.codec_version < current)
     old = old.where(payload.c.group_id > after).distinct().order_by(payload.c.group_id).limit(most)
+    turns = exists().where(payload.c.group_id == group.id, IS_OF_TURN)
     named = (
         select(group.id, group.task_name, group.num_bytes, buffer.c.name.label("buffer"))
         .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
-        .where(group.id.in_(old))
+        .where(group.id.in_(old), ~turns)
         .order_by(group.id)
     )
     return session.run(named)

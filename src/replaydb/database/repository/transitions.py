@@ -17,6 +17,7 @@ from sqlalchemy import delete as delete_from
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskState
+from replaydb.database.repository.trajectories import close_trajectories
 from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.statements.draw import set_outcome
 from replaydb.database.statements.episode_group import (
@@ -58,6 +59,7 @@ def reopen(
     """Make groups samplable, with new keys, and end any lease on them."""
     status = GroupStatus.COMPLETED
     _recount(buffer.task_states, [row for row, _ in changes], status)
+    _close_trajectories(buffer, [row for row, _ in changes], status)
     by_task: dict[str, list[Change]] = {}
     for change in changes:
         by_task.setdefault(change[0].task_name, []).append(change)
@@ -222,9 +224,18 @@ def _delete(buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[
 def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
     """Count groups under a new status. Groups that stop aging get their final staleness."""
     _recount(buffer.task_states, rows, status)
+    _close_trajectories(buffer, rows, status)
     if status not in LIVE and any(task.is_behind for task in buffer.task_states.values()):
         ids = [row.id for row in rows if row.group_status in LIVE]
         buffer.session.run(age_groups_by_id(ids, buffer.row.policy_version))
+
+
+def _close_trajectories(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
+    """Close what is open of groups that are not pending any more."""
+    if status is not GroupStatus.PENDING and (
+        ids := [row.id for row in rows if row.group_status == GroupStatus.PENDING]
+    ):
+        buffer.session.postpone(close_trajectories(ids, f"the group is {status.value}"))
 
 
 def _recount(

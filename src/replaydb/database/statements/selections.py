@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, exists, select
 
 from replaydb.database.tables.expressions import among
-from replaydb.database.tables.schema import IDLE, group, run
+from replaydb.database.tables.schema import IDLE, group, run, trajectory
 
 
 class Selection(NamedTuple):
@@ -57,8 +57,12 @@ def selection(
     return condition if where is None else condition & where
 
 
-#: Groups that are neither leased nor claimed.
+#: Groups that are neither leased nor claimed as a whole.
 WITHOUT_LEASE = group.lease_id.is_(None)
+#: Groups that are neither leased nor claimed, nor is any of their trajectories.
+UNCLAIMED = WITHOUT_LEASE & ~exists().where(
+    trajectory.c.group_id == group.id, trajectory.c.claim_uid.is_not(None)
+)
 
 
 def of_tasks(names: Collection[str]) -> ColumnElement[bool]:

@@ -16,10 +16,11 @@ from replaydb.batch.stored import StoredGroup, check_whole
 from replaydb.database.tables.column_types import Damaged
 from replaydb.database.tables.schema import CONTEXT_PART
 from replaydb.domain import checks
-from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.domain.episodes.building import extreme_version
 from replaydb.domain.episodes.context import GroupContext
 from replaydb.domain.episodes.group import reward_stats
-from replaydb.domain.episodes.turns import set_fields
+from replaydb.domain.episodes.turns import parents_of, set_fields
 from replaydb.errors import CorruptPayloadError
 from replaydb.packs import PackDamage
 
@@ -119,6 +120,7 @@ class GroupRecord:
     Attributes:
         facts: Columns of `episode_group` that follow from the group itself.
         episodes: Rows of `episode`, without `group_id`.
+        turns: Rows of `turn`, without `group_id`.
         transcripts: Rows of `transcript`, without `group_id`.
         payloads: Parts of its payload.
         time_limit: Time from the moment it is stored to its deadline, if it has one.
@@ -126,6 +128,7 @@ class GroupRecord:
 
     facts: dict[str, Any]
     episodes: list[dict[str, Any]]
+    turns: list[dict[str, Any]]
     transcripts: list[dict[str, Any]]
     payloads: list[PayloadRecord]
     time_limit: timedelta | None = None
@@ -207,6 +210,7 @@ def to_record(
     return GroupRecord(
         facts,
         [{"position": i, **row} for i, row in enumerate(rows)],
+        [{"position": i, **row} for i, one in enumerate(episodes) for row in turn_rows(one)],
         [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
         payloads,
     )
@@ -264,11 +268,13 @@ class EpisodeRecord:
 
     Attributes:
         facts: Columns of `episode`, without `group_id` and `position`.
+        turns: Columns of `turn`, also without them.
         payloads: The parts of the payload that hold it.
         text: Transcript of the episode, if it has one.
     """
 
     facts: dict[str, Any]
+    turns: list[dict[str, Any]]
     payloads: list[PayloadRecord]
     text: str | None
 
@@ -291,7 +297,9 @@ def to_episode_record(
 ) -> EpisodeRecord:
     """Encode a single episode in a version of the payload format."""
     parts = codec.encode([episode], compression=compression, version=version)
-    return EpisodeRecord(episode_row(episode), _records_of(parts, 0, version), episode.text)
+    return EpisodeRecord(
+        episode_row(episode), turn_rows(episode), _records_of(parts, 0, version), episode.text
+    )
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
@@ -311,7 +319,34 @@ def episode_row(one: Episode) -> dict[str, Any]:
         "num_turns": one.num_turns,
         "min_policy_version": one.min_policy_version,
         "max_policy_version": one.max_policy_version,
+        "finish_reason": one.finish_reason or (one.turns[-1].finish_reason if one.turns else None),
+        "metadata": one.metadata,
+    }
+
+
+def turn_rows(one: Episode) -> list[dict[str, Any]]:
+    """Return the columns of `turn` that follow from the turns of an episode."""
+    parents = parents_of(one.turns)
+    return [
+        {"turn": i, "parent": None if parent < 0 else parent, **turn_facts(turn)}
+        for i, (turn, parent) in enumerate(zip(one.turns, parents, strict=True))
+    ]
+
+
+def turn_facts(one: Turn) -> dict[str, Any]:
+    """Return the columns of `turn` that follow from the turn itself."""
+    return {
+        "turn_uid": one.uid,
+        "agent": one.agent,
+        "state": one.state,
         "finish_reason": one.finish_reason,
+        "reward": one.reward,
+        "num_prompt_tokens": one.segment.prompt_length,
+        "num_tokens": one.segment.length,
+        "num_loss_tokens": one.segment.num_loss_tokens,
+        "min_policy_version": extreme_version([one], min),
+        "max_policy_version": extreme_version([one], max),
+        "is_discarded": one.is_discarded,
         "metadata": one.metadata,
     }
 
@@ -425,7 +460,7 @@ def status(column: str, value: Any) -> GroupStatus:
     return GroupStatus(value)
 
 
-def _damage(part: Facts) -> str | None:
+def damage_of(part: Facts) -> str | None:
     """Return what is wrong with a row of `payload`, or None. SQLite stores values of any type.
 
     Parts from packs have no checksum here, because it was compared when the pack was read.
@@ -441,6 +476,11 @@ def _damage(part: Facts) -> str | None:
     return None if part["checksum"] is None else codec.mismatch(part["data"], part["checksum"])
 
 
+def is_of_turn(part: Facts) -> bool:
+    """Whether a part is a turn of an unfinished trajectory."""
+    return part["field"] is None and part["of_part"] is not None
+
+
 def _by_core(parts: Iterable[Facts]) -> dict[int, list[Facts]]:
     """Return the parts with episodes in order, each with those of its columns, by their numbers.
 
@@ -451,7 +491,7 @@ def _by_core(parts: Iterable[Facts]) -> dict[int, list[Facts]]:
     columns: list[Facts] = []
     for part in parts:
         name = part["field"]
-        if (wrong := _damage(part)) is not None:
+        if (wrong := damage_of(part)) is not None:
             raise CorruptPayloadError(wrong if name is None else f"extra {name!r}: {wrong}")
         if name is None:
             cores[part["part"]] = [part]
@@ -464,6 +504,16 @@ def _by_core(parts: Iterable[Facts]) -> dict[int, list[Facts]]:
     return dict(sorted(cores.items()))
 
 
+def decoded_context(parts: Iterable[Facts]) -> GroupContext:
+    """Decode the context of an incremental group from the parts that have no episodes."""
+    context = GroupContext()
+    for mine in _by_core(parts).values():
+        context = codec.decode(
+            [one["data"] for one in mine], [one["expanded_bytes"] for one in mine]
+        ).context
+    return context
+
+
 def _from_parts(
     facts: Facts,
     parts: Iterable[Facts],
@@ -472,7 +522,8 @@ def _from_parts(
 ) -> StoredGroup:
     episodes: dict[int, Episode] = {}
     context = GroupContext()
-    for i, (number, mine) in enumerate(_by_core(parts).items()):
+    finished = (part for part in parts if not is_of_turn(part))
+    for i, (number, mine) in enumerate(_by_core(finished).items()):
         contents = codec.decode(
             [one["data"] for one in mine], [one["expanded_bytes"] for one in mine], fields
         )

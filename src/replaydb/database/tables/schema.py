@@ -48,13 +48,13 @@ from replaydb.domain.results import DrawOutcome
 
 #: Every revision in `migrations/`, the newest last, with the first release that has it. Opening a
 #: store compares with the last one, and so does not need alembic.
-RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 15)}
+RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 16)}
 REVISIONS = tuple(RELEASES)
 #: Revisions that a client must know to use the tables. All others are additive: see
 #: `docs/migrations.md`.
-BREAKING = frozenset({"0012"})
+BREAKING = frozenset({"0012", "0015"})
 #: Payload formats, and for each the revision whose clients are the first to read it.
-FORMATS = {1: "0001", 2: "0013"}
+FORMATS = {1: "0001", 2: "0015"}
 
 metadata = MetaData(
     naming_convention={
@@ -297,6 +297,69 @@ episode = Table(
     sqlite_with_rowid=False,
 )
 
+# A position of an incremental group without an episode: it is open, or cannot be used.
+trajectory = Table(
+    "trajectory",
+    metadata,
+    _group_id(),
+    Column("position", Integer, primary_key=True),
+    Column("buffer_id", Id, nullable=False),
+    # Claims of it that ended without an episode.
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    # Turns that were appended to it.
+    Column("num_turns", Integer, nullable=False, server_default=text("0")),
+    # The claim that holds it. NULL: it is not claimed.
+    Column("claim_uid", Name),
+    Column("claimed_by", Name),
+    Column("claimed_at", UtcDateTime),
+    Column("expires_at", UtcDateTime),
+    # Why it has no episode and gets none. NULL: it is open.
+    Column("unusable_reason", Text),
+    Index("ix_trajectory_claim_uid", "claim_uid"),
+    sqlite_with_rowid=False,
+)
+_is_open = trajectory.c.unusable_reason.is_(None)
+_index(
+    "ix_trajectory_open",
+    trajectory.c.buffer_id,
+    trajectory.c.group_id,
+    trajectory.c.position,
+    where=_is_open & trajectory.c.claim_uid.is_(None),
+)
+_index(
+    "ix_trajectory_expires_at",
+    trajectory.c.buffer_id,
+    trajectory.c.expires_at,
+    where=trajectory.c.expires_at.is_not(None),
+)
+
+# A turn of an episode, or of a trajectory that is not finished.
+turn = Table(
+    "turn",
+    metadata,
+    _group_id(),
+    Column("position", Integer, primary_key=True),
+    # Number of the turn in its episode, from 0.
+    Column("turn", Integer, primary_key=True),
+    Column("turn_uid", Name),
+    Column("parent", Integer),
+    Column("agent", Name),
+    Column("state", GeneratedText),
+    Column("finish_reason", GeneratedText),
+    Column("reward", Double),
+    Column("num_prompt_tokens", BigInteger, nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("num_loss_tokens", BigInteger, nullable=False),
+    Column("min_policy_version", BigInteger),
+    Column("max_policy_version", BigInteger),
+    Column("is_discarded", Boolean, nullable=False, server_default=false()),
+    Column("metadata", GeneratedJson, nullable=False),
+    # NULL: it was stored with its episode.
+    Column("appended_at", UtcDateTime),
+    UniqueConstraint("group_id", "turn_uid"),
+    sqlite_with_rowid=False,
+)
+
 # What a client must support to use this store: one row.
 compatibility = Table(
     "compatibility",
@@ -376,7 +439,8 @@ payload = Table(
     Column("pack_length", BigInteger),
     # The column that the part holds; NULL: all others, and the structure of its episodes.
     Column("field", Text),
-    # The part whose episodes the column belongs to.
+    # The part whose episodes the column belongs to. Of a turn of an unfinished trajectory, which
+    # has no field: the position of the trajectory.
     Column("of_part", Integer),
     # Size of the tensors in memory. NULL in format 1.
     Column("expanded_bytes", BigInteger),
@@ -387,6 +451,8 @@ payload = Table(
     ),
     postgresql_with=_VACUUM_AT_ONCE,
 )
+#: Whether a part is a turn of an unfinished trajectory.
+IS_OF_TURN = payload.c.field.is_(None) & payload.c.of_part.is_not(None)
 _index("ix_payload_pack_id", payload.c.pack_id, where=payload.c.pack_id.is_not(None))
 # SQLite reads all pages of a large value to reach a column behind it, so columns are found here.
 _index(

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Double,
     Label,
     Select,
+    Table,
     case,
     func,
     literal_column,
@@ -28,6 +29,7 @@ from replaydb.database.tables.schema import (
     policy_change,
     run,
     task,
+    turn,
 )
 from replaydb.database.tables.staleness import staleness_at
 from replaydb.domain.episodes import GroupStatus
@@ -126,19 +128,29 @@ def select_groups() -> Select[tuple[object, ...]]:
 
 def select_episodes() -> Select[tuple[object, ...]]:
     """Select a row for each episode."""
+    return _select_members(episode)
+
+
+def select_turns() -> Select[tuple[object, ...]]:
+    """Select a row for each turn."""
+    return _select_members(turn)
+
+
+def _select_members(of: Table) -> Select[tuple[object, ...]]:
+    """Select the rows of a table of what groups consist of, with their groups."""
+    key = [column.key for column in of.primary_key]
     return (
         select(
-            episode.c.group_id,
-            episode.c.position,
+            *(of.c[name] for name in key),
             buffer.c.name.label("buffer_name"),
             _group.task_name,
             _group.prompt_uid,
             _group.group_status,
-            *(column for column in episode.c if column.key not in {"group_id", "position"}),
+            *(column for column in of.c if column.key not in key),
             run.c.name.label("run_name"),
             run.c.lineage.label("run_lineage"),
         )
-        .join_from(episode, episode_group, _group.id == episode.c.group_id)
+        .join_from(of, episode_group, _group.id == of.c.group_id)
         .join(buffer, buffer.c.id == _group.buffer_id)
         .outerjoin(run, run.c.id == _group.run_id)
     )
@@ -264,6 +276,7 @@ def select_tasks() -> Select[tuple[object, ...]]:
 
 group_overview = CreateView(select_groups(), "group_overview", metadata=metadata)
 episode_overview = CreateView(select_episodes(), "episode_overview", metadata=metadata)
+turn_overview = CreateView(select_turns(), "turn_overview", metadata=metadata)
 training_history = CreateView(select_history(), "training_history", metadata=metadata)
 task_overview = CreateView(select_tasks(), "task_overview", metadata=metadata)
 prompt_overview = CreateView(select_prompts(), "prompt_overview", metadata=metadata)
@@ -272,6 +285,7 @@ policy_overview = CreateView(select_policies(), "policy_overview", metadata=meta
 VIEWS = (
     group_overview,
     episode_overview,
+    turn_overview,
     training_history,
     task_overview,
     prompt_overview,

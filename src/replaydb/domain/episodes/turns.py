@@ -265,6 +265,35 @@ def parents_of(turns: Sequence[Turn]) -> list[int]:
     return [index.get(id(turn.parent), -1) for turn in turns]
 
 
+def origin_of(turn: Turn) -> Turn | None:
+    """Return the turn that has the last of the tokens with which a turn begins, if it is known."""
+    above = turn.segment.parent
+    one = turn.parent if above is not None else None
+    while one is not None and one.segment is not above:
+        one = one.parent
+    return one
+
+
+def placed_after(turn: Turn, length: int) -> Turn:
+    """Return a turn without a parent after this many tokens of a turn that was not read.
+
+    Its token extras have zeros there.
+    """
+    segment = turn.segment
+    whole = length + segment.length
+    columns = {
+        name: Column(
+            tuple((at + length, values) for at, values in column.pieces),
+            column.end + length,
+            name == TOKEN_IDS,
+        )
+        for name, column in segment.columns.items()
+    }
+    unread = Segment(length, length, {})
+    moved = Segment(whole, length + segment.prompt_length, columns, unread)
+    return trusted(Turn, **{**vars(turn), "segment": moved})
+
+
 def check_uids(several: Iterable[tuple[str, Sequence[Turn]]]) -> None:
     """Check that no two turns have the same uid.
 

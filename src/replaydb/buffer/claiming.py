@@ -1,0 +1,499 @@
+"""Calls on trajectories: claim them, append turns, and finish them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement
+
+from replaydb import codec
+from replaydb.buffer.claim import Claim
+from replaydb.buffer.core import Work
+from replaydb.buffer.putting import ENCODE_INLINE_TOKENS, Putting
+from replaydb.database.filters import compiling
+from replaydb.database.payloads import Payloads
+from replaydb.database.repository import claims, trajectories, unfinished
+from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.claims import ClaimTerms
+from replaydb.database.repository.incremental_groups import Addition
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import tasks_locked
+from replaydb.database.repository.trajectories import Append, Appended
+from replaydb.database.runtime.group_commit import GroupCommit, Submission
+from replaydb.database.runtime.session import Session
+from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
+from replaydb.database.tables.records import Stored
+from replaydb.database.tables.turn_records import (
+    Parent,
+    Unfinished,
+    to_turn_record,
+    unfinished_of,
+)
+from replaydb.domain import checks
+from replaydb.domain.episodes import Episode, GroupStatus, Turn
+from replaydb.domain.episodes.arrays import ArrayLike
+from replaydb.domain.results import TrajectoryInfo
+from replaydb.errors import (
+    ClaimExpiredError,
+    DuplicateTurnError,
+    InvalidInputError,
+    NotEnoughGroupsError,
+    ReplayDBError,
+    UnknownTurnError,
+)
+
+#: Rows of the trajectories of each claim, by its uid.
+Found: TypeAlias = Mapping[str, Sequence[Any]]
+
+
+class Claiming(Putting):
+    """Claim trajectories, append turns to them, and finish them."""
+
+    def __init__(
+        self,
+        database: Database,
+        payloads: Payloads,
+        row: BufferRow,
+        run_name: str,
+        run: Callable[[float], Awaitable[RunRow]],
+    ) -> None:
+        super().__init__(database, payloads, row, run_name, run)
+        self._appends: GroupCommit[Append, Appended] = GroupCommit(
+            self._database.backend.shown,
+            lambda *batch: self._commit(trajectories.append, *batch),
+            allowance,
+            self._settling_seconds,
+        )
+
+    async def claim(
+        self,
+        n: int = 1,
+        *,
+        ttl: float,
+        owner: str | None = None,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        whole_groups: bool = False,
+        timeout: float | None = None,
+    ) -> list[Claim]:
+        """Claim open trajectories of incremental groups, those of the oldest groups first.
+
+        A trajectory is a position of a group without an episode. Only the holder of its claim can
+        add to it. If the claim expires, another process can claim the trajectory with all turns
+        that were appended to it, and continue it.
+
+        Args:
+            n: Largest number of claims.
+            ttl: Duration of a claim in seconds. If it is not extended in time, it expires, which
+                counts as an attempt: at `max_attempts` of the buffer's settings the trajectory
+                becomes unusable.
+            owner: Name of the process, which `trajectories` shows. Default: host name and process
+                id.
+            tasks: Name or names of the tasks. Default: all tasks.
+            where: Condition over `replaydb.col` that the groups must meet.
+            whole_groups: Whether each claim is of all open trajectories of a group of which none is
+                claimed.
+            timeout: Seconds to wait until there is one. 0 is one attempt. None (default) waits
+                indefinitely.
+
+        Returns:
+            1 to n claims; none if there was no open trajectory until `timeout`. Enter each with
+            `async with`, or extend and release it yourself.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
+            CorruptPayloadError: The stored prompt or turns of a trajectory are damaged. All claims
+                were released.
+        """
+        most = checks.whole_number("n", n, least=1)
+        seconds = checks.duration("ttl", ttl)
+        name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+        terms = ClaimTerms(
+            checks.name("owner", name),
+            seconds,
+            checks.flag("whole_groups", whole_groups),
+            compiling.checked(where),
+        )
+        names = checks.names("tasks", tasks)
+        wait = checks.seconds("timeout", timeout)
+        uids = [uuid4().hex for _ in range(most)]
+
+        def work(scope: Scope, session: Session) -> Found:
+            with tasks_locked(session, scope, names) as buffer:
+                found = claims.claim(buffer, terms, uids)
+            if not found:
+                raise NotEnoughGroupsError(1, 0)
+            return found
+
+        try:
+            found = await self._first(work, wait)
+        except NotEnoughGroupsError:
+            return []
+        try:
+            return await self._claims_of(found, seconds)
+        except BaseException:
+            for uid in found:
+                await self._release_claim(uid, None, attempts=0)
+            raise
+
+    async def append_turn(
+        self, group_uid: str, position: int, turn: Turn, *, parent_uid: str | None = None
+    ) -> None:
+        """Append a turn to a trajectory that no process has claimed.
+
+        It is durable when the call returns. The call can be repeated: a turn that is there already,
+        by its `uid`, is not appended again.
+
+        Args:
+            group_uid: Uid of the group, which was opened with `open_group`.
+            position: Position of the trajectory in the group, from 0.
+            turn: The turn. It needs a `uid`. Its `parent`, if it has one, was appended before.
+            parent_uid: Uid of a turn that was appended before, perhaps by another process, and that
+                this one continues. The context of `turn` is then only what comes after all tokens
+                of that turn, and so are its token extras, which are zeros before.
+
+        Raises:
+            TrajectoryClaimedError: Another process has claimed the trajectory.
+            DuplicateTurnError: The trajectory has another turn with this uid.
+            UnknownTurnError: The parent is not a turn of this trajectory.
+            UnknownGroupError: The group does not exist.
+            DuplicateEpisodeError: The position has an episode already.
+            GroupClosedError: The group accepts no more turns.
+            InvalidInputError: An argument is invalid.
+        """
+        checks.name("group_uid", group_uid)
+        at = checks.whole_number("position", position)
+        await self._append(group_uid, at, turn, parent_uid, None)
+
+    async def finish_episode(
+        self,
+        group_uid: str,
+        position: int,
+        *,
+        reward: float | None = None,
+        advantage: float | None = None,
+        finish_reason: str | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        discarded: Iterable[str] = (),
+        timeout: float | None = None,
+    ) -> GroupStatus:
+        """Finish a trajectory: its turns become an episode of the group.
+
+        The group is completed when each of its positions has an episode or is unusable, if it has
+        at least `min_episodes` episodes. Otherwise it fails.
+
+        Args:
+            group_uid: Uid of the group.
+            position: Position of the trajectory in the group, from 0.
+            reward: Reward of the episode. Default: the sum of the rewards of its turns.
+            advantage: As for `Episode`.
+            finish_reason: As for `Episode`.
+            extras: As for `Episode`.
+            metadata: As for `Episode`.
+            text: As for `Episode`.
+            discarded: Uids of turns that are kept, but not trained on, nor are the turns that
+                follow them: the branch of a retry that lost.
+            timeout: Seconds to wait for capacity that leased groups use. None (default) waits
+                indefinitely.
+
+        Returns:
+            Status of the group now: see `add_episode`; or `failed`.
+
+        Raises:
+            TrajectoryClaimedError: Another process has claimed the trajectory.
+            UnknownTurnError: One of `discarded` is not a turn of the trajectory.
+            UnknownGroupError: The group does not exist.
+            DuplicateEpisodeError: The position has an episode already. It was kept.
+            GroupClosedError: The group accepts no more episodes.
+            BufferFullError: No capacity could be freed until `timeout`.
+            InvalidInputError: An argument is invalid, the trajectory has no turns, or one was
+                appended meanwhile.
+        """
+        return await self._finish(
+            checks.name("group_uid", group_uid),
+            checks.whole_number("position", position),
+            discarded,
+            timeout,
+            None,
+            reward=reward,
+            advantage=advantage,
+            finish_reason=finish_reason,
+            extras=extras,
+            metadata=metadata,
+            text=text,
+        )
+
+    async def fail_episode(
+        self, group_uid: str, position: int, reason: str, *, timeout: float | None = None
+    ) -> GroupStatus:
+        """Mark a trajectory as unusable, for example because its sandbox died.
+
+        Its turns are kept. The position gets no episode, so it is in no batch and no baseline.
+
+        Args:
+            group_uid: Uid of the group.
+            position: Position of the trajectory in the group, from 0.
+            reason: Why it cannot be used, as text.
+            timeout: As for `finish_episode`.
+
+        Returns:
+            Status of the group now, as from `finish_episode`.
+
+        Raises:
+            TrajectoryClaimedError: Another process has claimed the trajectory.
+            UnknownGroupError: The group does not exist.
+            DuplicateEpisodeError: The position has an episode.
+            GroupClosedError: The group accepts no more episodes.
+            InvalidInputError: An argument is invalid.
+        """
+        checks.name("group_uid", group_uid)
+        return await self._fail(
+            group_uid, checks.whole_number("position", position), reason, timeout, claim_uid=None
+        )
+
+    async def turns(self, group_uid: str, position: int) -> list[Turn]:
+        """Return the turns of a trajectory that is not finished, in the order of their appends.
+
+        Args:
+            group_uid: Uid of the group.
+            position: Position of the trajectory in the group, from 0.
+
+        Raises:
+            UnknownGroupError: The group does not exist.
+            DuplicateEpisodeError: The trajectory is finished: `get` returns its episode.
+            CorruptPayloadError: The stored bytes of a turn are damaged.
+            InvalidInputError: An argument is invalid.
+        """
+        uid = checks.name("group_uid", group_uid)
+        at = checks.whole_number("position", position)
+        found = await self._read_turns(uid, at, end_in(BULK_SECONDS))
+        return list(found.turns.get(at, ()))
+
+    async def trajectories(
+        self,
+        *,
+        tasks: str | Iterable[str] | None = None,
+        uids: str | Iterable[str] | None = None,
+        limit: int = 1000,
+    ) -> list[TrajectoryInfo]:
+        """Return the positions of incremental groups that have no episode, oldest groups first.
+
+        Args:
+            tasks: Name or names of the tasks. Default: all tasks.
+            uids: Uid or uids of groups. Default: all pending groups.
+            limit: Largest number of positions.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
+        """
+        names, groups = checks.names("tasks", tasks), checks.optional(checks.uids, "uids", uids)
+        most = checks.whole_number("limit", limit)
+
+        def work(session: Session) -> list[TrajectoryInfo]:
+            return unfinished.listed(session, self.id, names, groups, most)
+
+        return await self._read(work)
+
+    async def release_claim(self, claim_uid: str, *, reason: str) -> None:
+        """End a claim, whichever process has it. This counts as an attempt.
+
+        Args:
+            claim_uid: Uid of the claim, from `Claim.uid` or `trajectories`.
+            reason: Why, as text.
+
+        Raises:
+            ClaimExpiredError: The claim has ended.
+            InvalidInputError: An argument is invalid.
+        """
+        uid, why = checks.name("claim_uid", claim_uid), checks.string("reason", reason)
+        await self._release_claim(uid, why, attempts=1)
+
+    async def drain(self) -> None:
+        """Wait until all running puts and appends have finished."""
+        await super().drain()
+        await self._appends.drain()
+
+    async def _abort_puts(self) -> None:
+        await super()._abort_puts()
+        await self._appends.give_up()
+
+    async def _first(self, work: Work[Found], timeout: float | None) -> Found:
+        """Claim trajectories as soon as there are some."""
+
+        async def explain(_: ReplayDBError) -> None:
+            # What was due was rolled back with the attempt.
+            end = end_in(allowance())
+            if await self._database.read(self._is_maintenance_due, end=end):
+                await self._run_due_maintenance(end)
+
+        async def may_claim(end: float | None) -> bool:
+            return await self._read(lambda it: claims.may_claim(it, self.id), end, single=True)
+
+        async with self._waiter(timeout, explain) as waiter:
+            while True:
+                try:
+                    return await self._write(work, waiter.end)
+                except NotEnoughGroupsError as error:
+                    await waiter.wait(error, may_claim)
+
+    async def _claims_of(self, found: Found, ttl: float) -> list[Claim]:
+        """Read what was claimed: the rows of the trajectories of each claim, by its uid."""
+        places = {(row.group_id, row.position) for rows in found.values() for row in rows}
+        end = end_in(BULK_SECONDS)
+        stored = await self._database.read(
+            lambda session: unfinished.fetch(session, self.id, places), end=end
+        )
+        several = await self._decoded_turns(stored, end)
+        return [
+            Claim(
+                self,
+                uid,
+                ttl,
+                several[rows[0].group_id].group,
+                {row.position: several[row.group_id].turns.get(row.position, ()) for row in rows},
+            )
+            for uid, rows in found.items()
+            if rows[0].group_id in several  # else it was deleted since
+        ]
+
+    async def _decoded_turns(self, stored: Stored, end: float) -> dict[int, Unfinished]:
+        whole = await self._payloads.read(stored, end)
+        return await asyncio.to_thread(unfinished_of, whole)
+
+    async def _read_turns(self, group_uid: str, position: int, end: float) -> Unfinished:
+        """Read the turns of a trajectory."""
+
+        def read(session: Session) -> Stored:
+            return unfinished.fetch_one(session, self.id, group_uid, position)
+
+        [found] = (await self._decoded_turns(await self._read(read, end), end)).values()
+        return found
+
+    async def _append(
+        self,
+        group_uid: str,
+        position: int,
+        turn: Turn,
+        parent_uid: str | None,
+        claim_uid: str | None,
+    ) -> None:
+        checks.instance("turn", turn, Turn)
+        if turn.uid is None:
+            expected = "a uid, by which a repeated call finds the turn"
+            raise InvalidInputError("turn.uid", expected, None)
+        row = self._row
+        if row.write_format < codec.VERSION:
+            raise InvalidInputError(
+                "turn",
+                "a store that writes payload format 2 (see `replaydb db write-format 2`)",
+                f"one that writes format {row.write_format}",
+            )
+        parent = None
+        if parent_uid is not None:
+            uid = checks.name("parent_uid", parent_uid)
+            if turn.parent is not None:
+                raise InvalidInputError("parent_uid", "None for a turn with a parent", repr(uid))
+            parent = await self._parent(group_uid, position, uid)
+        encode = partial(to_turn_record, turn, row.settings.compression, parent)
+        is_large = turn.segment.length - turn.segment.shared > ENCODE_INLINE_TOKENS
+        record = await asyncio.to_thread(encode) if is_large else encode()
+        size = len(record.payload.data)
+        self._check_size("turn", size)
+        one = Append(group_uid, position, claim_uid, *record)
+        outcome = await self._appends.submit(Submission(one, (), size))
+        if not outcome.is_new:
+            await self._check_same(group_uid, position, turn, record.payload.data, outcome)
+
+    async def _parent(self, group_uid: str, position: int, uid: str) -> Parent:
+        """Find a turn that another one follows."""
+
+        def read(session: Session) -> Parent | None:
+            return unfinished.find_turn(session, self.id, group_uid, position, uid)
+
+        found = await self._read(read)
+        if found is None:
+            raise UnknownTurnError(group_uid, position, uid)
+        return found
+
+    async def _check_same(
+        self, group_uid: str, position: int, turn: Turn, data: Any, outcome: Appended
+    ) -> None:
+        """Check that a turn that was there before is the given one."""
+
+        def read(session: Session) -> Any:
+            return unfinished.data_of(session, outcome.group_id, position, outcome.turn)
+
+        stored = await self._read(read)
+        if stored is None or not codec.same_content(stored, data):
+            raise DuplicateTurnError(group_uid, position, str(turn.uid))
+
+    async def _finish(
+        self,
+        group_uid: str,
+        position: int,
+        discarded: Iterable[str],
+        timeout: float | None,
+        claim_uid: str | None,
+        **values: Any,
+    ) -> GroupStatus:
+        names = checks.uids("discarded", discarded)
+        wait = checks.seconds("timeout", timeout)
+        found = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
+        turns = found.turns.get(position, ())
+        if not turns:
+            raise InvalidInputError(
+                "position", "one with turns; `add_episode` adds a whole episode", position
+            )
+        for name in set(names) - {turn.uid for turn in turns}:
+            raise UnknownTurnError(group_uid, position, name)
+        for turn in turns:
+            if turn.uid in names:
+                object.__setattr__(turn, "is_discarded", True)
+        episode = Episode(turns=turns, **values)
+        return await self._add(
+            group_uid,
+            episode,
+            position,
+            wait,
+            claim_uid=claim_uid,
+            num_turns=len(turns),
+            discarded=names,
+        )
+
+    async def _fail(
+        self,
+        group_uid: str,
+        position: int,
+        reason: str,
+        timeout: float | None,
+        *,
+        claim_uid: str | None,
+    ) -> GroupStatus:
+        why, wait = checks.string("reason", reason), checks.seconds("timeout", timeout)
+        return await self._end(Addition(group_uid, position, None, why, claim_uid), 0, wait)
+
+    def _extend_claim(self, claim_uid: str, seconds: float) -> Awaitable[None]:
+        """Let a claim expire this many seconds from now."""
+
+        def work(_: Scope, session: Session) -> None:
+            claims.extend(session, claim_uid, seconds)
+
+        return self._write(work, announces=False)
+
+    async def _release_claim(self, claim_uid: str, reason: str | None, *, attempts: int) -> None:
+        def work(scope: Scope, session: Session) -> None:
+            names = claims.task_names(session, self.id, claim_uid)
+            if not names:
+                raise ClaimExpiredError(claim_uid)
+            with tasks_locked(session, scope, names) as buffer:
+                claims.release(buffer, claim_uid, reason, attempts=attempts)
+
+        await self._write(work)

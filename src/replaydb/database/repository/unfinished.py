@@ -1,0 +1,158 @@
+"""Reads of unfinished trajectories: their turns, and who continues them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, select
+
+from replaydb.database.repository import groups, trajectories
+from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.session import Session
+from replaydb.database.statements.episode_group import select_known_uids
+from replaydb.database.statements.payload import NAME_OF_PACK
+from replaydb.database.tables.expressions import among
+from replaydb.database.tables.records import Stored
+from replaydb.database.tables.schema import (
+    CONTEXT_PART,
+    IS_OF_TURN,
+    episode_group,
+    group,
+    payload,
+    trajectory,
+    turn,
+)
+from replaydb.database.tables.turn_records import Parent, part_of
+from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.results import TrajectoryInfo
+from replaydb.errors import UnknownGroupError
+
+
+def fetch(session: Session, buffer_id: int, places: Collection[tuple[int, int]]) -> Stored:
+    """Return the rows of groups, with the parts of their context and of some trajectories.
+
+    Args:
+        session: The transaction.
+        buffer_id: Id of the buffer.
+        places: Group id and position of each trajectory.
+    """
+    ids = sorted({group_id for group_id, _ in places})
+    facts = groups.facts(session, buffer_id, ids)
+    parts = [
+        row._asdict()
+        for row in session.run(select_unfinished(ids))
+        if row.part < 0 or (row.group_id, row.of_part) in places
+    ]
+    return Stored(facts, parts)
+
+
+def fetch_one(session: Session, buffer_id: int, group_uid: str, position: int) -> Stored:
+    """Return the row of a group, with the parts of its context and of one trajectory.
+
+    Raises:
+        UnknownGroupError: The group does not exist.
+        InvalidInputError: The position is not below `expected_episodes`.
+        DuplicateEpisodeError: The position has an episode.
+        GroupClosedError: The group is not incremental.
+    """
+    found = session.run(select_known_uids(buffer_id, [group_uid]))
+    if not found:
+        raise UnknownGroupError([group_uid])
+    [row] = found
+    if position not in [one.position for one in session.run(select_positions(row.id))]:
+        trajectories.explain_missing(session, buffer_id, group_uid, position)
+    return fetch(session, buffer_id, [(row.id, position)])
+
+
+def find_turn(
+    session: Session, buffer_id: int, group_uid: str, position: int, turn_uid: str
+) -> Parent | None:
+    """Return a turn of a trajectory; None if there is none of this uid."""
+    rows = session.run(select_turn(buffer_id, group_uid, position, turn_uid))
+    return Parent(turn_uid, rows[0].num_tokens) if rows else None
+
+
+def data_of(session: Session, group_id: int, position: int, number: int) -> Any:
+    """Return the encoded bytes of a turn; None if there are none any more."""
+    [row] = session.run(select_expected(group_id)) or [None]
+    if row is None:
+        return None
+    part = part_of(position, number, row.expected_episodes)
+    rows = session.run(select_part(group_id, part))
+    return rows[0].data if rows else None
+
+
+def listed(
+    session: Session,
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    uids: Collection[str] | None,
+    limit: int,
+) -> list[TrajectoryInfo]:
+    """Return up to `limit` positions of groups without an episode."""
+    rows = session.run(_select_listed(buffer_id, tasks, uids).limit(limit))
+    return [TrajectoryInfo(**row._asdict()) for row in rows]
+
+
+def _select_listed(
+    buffer_id: int, tasks: Collection[str] | None, uids: Collection[str] | None
+) -> Select[Any]:
+    condition: ColumnElement[bool] = trajectory.c.buffer_id == buffer_id
+    if tasks is not None:
+        condition &= among(group.task_name, sorted(tasks))
+    if uids is None:
+        condition &= group.group_status == GroupStatus.PENDING.value
+    else:
+        condition &= among(group.group_uid, sorted(uids))
+    shown = (one for one in trajectory.c if one is not trajectory.c.buffer_id)
+    return (
+        select(*shown, group.group_uid, group.task_name)
+        .join_from(trajectory, episode_group, group.id == trajectory.c.group_id)
+        .where(condition)
+        .order_by(trajectory.c.group_id, trajectory.c.position)
+    )
+
+
+@prepared
+def select_unfinished(ids: Any) -> Select[Any]:
+    """Select the parts of groups without those of their episodes."""
+    of_context = (payload.c.part == CONTEXT_PART) | (payload.c.of_part == CONTEXT_PART)
+    return (
+        select(payload, NAME_OF_PACK)
+        .where(among(payload.c.group_id, ids), of_context | IS_OF_TURN)
+        .order_by(payload.c.group_id, payload.c.part)
+    )
+
+
+@prepared
+def select_positions(group_id: Any) -> Select[Any]:
+    """Select the positions of a group without an episode."""
+    return select(trajectory.c.position).where(trajectory.c.group_id == group_id)
+
+
+@prepared
+def select_turn(buffer_id: Any, group_uid: Any, position: Any, turn_uid: Any) -> Select[Any]:
+    """Select the number of tokens of a turn."""
+    return (
+        select(turn.c.num_tokens)
+        .join_from(turn, episode_group, group.id == turn.c.group_id)
+        .where(
+            group.buffer_id == buffer_id,
+            group.group_uid == group_uid,
+            turn.c.position == position,
+            turn.c.turn_uid == turn_uid,
+        )
+    )
+
+
+@prepared
+def select_expected(group_id: Any) -> Select[Any]:
+    """Select the expected number of episodes of a group."""
+    return select(group.expected_episodes).where(group.id == group_id)
+
+
+@prepared
+def select_part(group_id: Any, part: Any) -> Select[Any]:
+    """Select the bytes of a part that is in the database."""
+    return select(payload.c.data).where(payload.c.group_id == group_id, payload.c.part == part)
