@@ -18,7 +18,17 @@ from benchmarks.scaling import (
     tasks,
     viewers,
 )
-from benchmarks.training import gpu, loader, memory, shards, sizes, step, tensors, trainers
+from benchmarks.training import (
+    branches,
+    gpu,
+    loader,
+    memory,
+    shards,
+    sizes,
+    step,
+    tensors,
+    trainers,
+)
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "put": put.run,
@@ -43,13 +53,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "memory": memory.run,
     "gpu": gpu.run,
     "tensors": tensors.run,
+    "branches": branches.run,
     "sizes": sizes.run,
     "loop": loop.run,
     "blocking": blocking.run,
     "open": opening.run,
 }
 #: Benchmarks without a database, which run once.
-WITHOUT_ENGINE = frozenset({"sizes", "tensors"})
+WITHOUT_ENGINE = frozenset({"branches", "sizes", "tensors"})
 #: Benchmarks of a database on another machine, or of what only PostgreSQL has.
 ONLY_POSTGRESQL = frozenset({"fleet", "growth", "network", "shared"})
 #: Benchmarks that need a CUDA device.

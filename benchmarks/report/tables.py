@@ -36,6 +36,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "shared": (("call", "processes"), ("side",)),
     "tasks": (("call",), ("tasks",)),
     "tensors": (("layout",), ("lengths", "side")),
+    "branches": (("layout",), ("side",)),
     "sizes": (("group",), ("side",)),
 }
 #: Target for the time of replaydb divided by the time of a peer.
