@@ -18,7 +18,8 @@ import pytest
 from replaydb import Buffer, Fifo, SamplingPolicy, Store, Uniform, col
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import draws
-from support.groups import group, groups
+from support.agents import turn
+from support.groups import episode, group, groups
 from support.proxy import PASS, Fate, Message, Proxy
 
 Call = Callable[[Buffer, int], Awaitable[Any]]
@@ -50,7 +51,38 @@ async def sample_large(policy: SamplingPolicy, buffer: Buffer, number: int) -> N
         await buffer.sample(8, policy, where=RARE)
 
 
+async def opened(buffer: Buffer, number: int) -> None:
+    if number == 1:
+        await buffer.open_group("agents", "open", 9)
+
+
+async def add_episode(buffer: Buffer, number: int) -> None:
+    await opened(buffer, number)
+    await buffer.add_episode("open", episode(), position=number)
+
+
+async def append_turn(buffer: Buffer, number: int) -> None:
+    await opened(buffer, number)
+    await buffer.append_turn("open", 0, turn(f"call-{number}"))
+
+
+async def finish_episode(buffer: Buffer, number: int) -> None:
+    await opened(buffer, number)
+    await buffer.append_turn("open", number, turn(f"call-{number}"))
+    await buffer.finish_episode("open", number)
+
+
+async def claim_and_release(buffer: Buffer, number: int) -> None:
+    await opened(buffer, number)
+    [claim] = await buffer.claim(ttl=60)
+    await claim.release()
+
+
 CALLS: dict[str, tuple[int, Call]] = {
+    "add_episode": (13, add_episode),
+    "append_turn": (5, append_turn),
+    "append_turn and finish_episode": (26, finish_episode),
+    "claim and release": (18, claim_and_release),
     "put of one group": (5, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
     "put of a stored group": (5, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="ignore")),

@@ -42,6 +42,8 @@ COMMANDS = {
     "leases list": "math",
     "leases revoke": "math 1",
     "leases show": "math 1",
+    "trajectories list": "math",
+    "trajectories release": "math 1",
     "metrics serve": "",
     "prune": "--remove",
     "report": "math -o {folder}/report.html",

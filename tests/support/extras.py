@@ -54,6 +54,8 @@ COMMANDS = {
     "leases list": ["math"],
     "leases revoke": ["math", "1"],
     "leases show": ["math", "1"],
+    "trajectories list": ["math"],
+    "trajectories release": ["math", "1"],
     "metrics serve": ["--port", "0"],
     "prune": [],
     "report": ["math", "--output", "FOLDER/report.html"],

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from replaydb import __version__
-from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
+from replaydb.cli import (
+    buffers,
+    db,
+    draws,
+    episodes,
+    groups,
+    leases,
+    metrics,
+    runs,
+    trajectories,
+)
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
 from replaydb.cli.exchange import export, import_, import_dataset
@@ -33,6 +43,7 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(episodes.app, name="episodes")
 app.add_typer(draws.app, name="draws")
 app.add_typer(leases.app, name="leases")
+app.add_typer(trajectories.app, name="trajectories")
 app.add_typer(runs.app, name="runs")
 app.add_typer(metrics.app, name="metrics")
 app.add_typer(db.app, name="db")

@@ -1,0 +1,66 @@
+"""`replaydb trajectories`: list unfinished trajectories, and end claims of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replaydb.cli.console import BufferName, Json, Url, print_json, print_table, with_buffer
+from replaydb.cli.selecting import Tasks
+
+app = typer.Typer(help="List unfinished trajectories, and end claims.", no_args_is_help=True)
+
+Group = Annotated[
+    list[str] | None, typer.Option("--group", help="Uid of a group, of any status (repeatable).")
+]
+Limit = Annotated[int, typer.Option(min=1, help="Maximum number of trajectories.")]
+
+
+@app.command("list")
+def list_(
+    url: Url,
+    buffer: BufferName,
+    task: Tasks = None,
+    group: Group = None,
+    limit: Limit = 100,
+    as_json: Json = False,
+) -> None:
+    """List positions of pending groups without an episode, those of the oldest groups first."""
+    found = with_buffer(
+        url,
+        buffer,
+        lambda buffer: buffer.trajectories(tasks=task or None, uids=group or None, limit=limit),
+    )
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("group", "task", "position", "turns", "attempts", "claim", "owner", "expires", "unusable"),
+        [
+            (
+                one.group_uid,
+                one.task_name,
+                one.position,
+                one.num_turns,
+                one.attempts,
+                one.claim_uid,
+                one.claimed_by,
+                one.expires_at,
+                one.unusable_reason,
+            )
+            for one in found
+        ],
+    )
+
+
+@app.command()
+def release(
+    url: Url,
+    buffer: BufferName,
+    claim: Annotated[str, typer.Argument(help="Uid of the claim.")],
+    reason: Annotated[str, typer.Option(help="Reason to record.")] = "released by replaydb",
+) -> None:
+    """End a claim, whichever process has it, so that its trajectories can be claimed again."""
+    with_buffer(url, buffer, lambda buffer: buffer.release_claim(claim, reason=reason), write=True)
+    typer.echo(f"claim {claim} has ended")

@@ -1,0 +1,37 @@
+"""`replaydb trajectories`: tables and JSON."""
+
+from __future__ import annotations
+
+import asyncio
+
+from replaydb import Store
+from support.agents import turn
+from support.command import json_of, rows_of, run
+
+
+def test_trajectories_are_listed_and_released(filled_url: str) -> None:
+    async def opened() -> str:
+        async with Store.open(filled_url) as store:
+            buffer = await store.buffer("math")
+            await buffer.open_group("agents", "g", 3, min_episodes=1)
+            [claim] = await buffer.claim(ttl=600, owner="worker-0", tasks="agents")
+            await claim.append_turn(turn("call-1"))
+            await buffer.fail_episode("g", 2, "timeout")
+            return claim.uid
+
+    uid = asyncio.run(opened())
+    words = ("trajectories", "list", "math", "--task", "agents")
+    listed = json_of(*words, url=filled_url)
+    assert [(one["position"], one["num_turns"]) for one in listed] == [(0, 1), (1, 0), (2, 0)]
+    assert json_of(*words, "--group", "other", url=filled_url) == []
+    assert len(json_of(*words, "--limit", "1", url=filled_url)) == 1
+    rows = rows_of(run(*words, url=filled_url))
+    assert ["g", "agents", "0", "1", "0", uid, "worker-0"] in [row[:7] for row in rows]
+    assert "timeout" in rows[-1]
+    release = ("trajectories", "release", "math", uid)
+    assert f"claim {uid} has ended" in run(*release, url=filled_url).output
+    [first, *_] = json_of(*words, url=filled_url)
+    assert (first["claim_uid"], first["attempts"]) == (None, 1)
+    outcome = run(*release, url=filled_url)
+    assert outcome.exit_code == 1
+    assert "has expired or has ended" in outcome.stderr
