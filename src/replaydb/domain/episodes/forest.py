@@ -78,13 +78,19 @@ def paths_of(continues: Sequence[int], is_trained: Sequence[bool]) -> list[Path]
 
 def forest_of(turns: Sequence[Turn]) -> Forest:
     """Return the forest of the turns of a trajectory. Takes time linear in their tokens."""
+    parents = parents_of(turns)
+    if _is_chain(turns, parents):  # most are
+        is_last_trained = not turns[-1].is_discarded
+        return Forest(
+            tuple(range(-1, len(turns) - 1)), (*[True] * (len(turns) - 1), is_last_trained)
+        )
     tree = PrefixTree()
     nodes: list[Node] = []  # at whose end each turn ends
     last: dict[Node, int] = {}  # the turn that others can continue, of those that end at a node
     continues: list[int] = []
     is_trained: list[bool] = []
     ends: dict[int, None] = {}  # of the branches so far, the newest last
-    for i, (turn, named) in enumerate(zip(turns, parents_of(turns), strict=True)):
+    for i, (turn, named) in enumerate(zip(turns, parents, strict=True)):
         segment = turn.segment
         after = None
         if segment.parent is None:
@@ -107,6 +113,16 @@ def forest_of(turns: Sequence[Turn]) -> Forest:
         ):
             last[node] = i
     return Forest(tuple(continues), tuple(is_trained))
+
+
+def _is_chain(turns: Sequence[Turn], parents: Sequence[int]) -> bool:
+    """Whether each turn continues the one before, which is trained on."""
+    return all(
+        parents[i] in (-1, i - 1)
+        and not turns[i - 1].is_discarded
+        and begins_with(turns[i].segment, turns[i - 1].segment)
+        for i in range(1, len(turns))
+    )
 
 
 def _longest(node: Node, limit: int, last: Mapping[Node, int]) -> int:
