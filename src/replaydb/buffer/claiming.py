@@ -168,7 +168,7 @@ class Claiming(Putting):
             InvalidInputError: An argument is invalid.
         """
         checks.name("group_uid", group_uid)
-        at = checks.whole_number("position", position)
+        at = checks.whole_number("position", position, most=checks.INT32[1])
         await self._append(group_uid, at, turn, parent_uid, None)
 
     async def finish_episode(
@@ -219,7 +219,7 @@ class Claiming(Putting):
         """
         return await self._finish(
             checks.name("group_uid", group_uid),
-            checks.whole_number("position", position),
+            checks.whole_number("position", position, most=checks.INT32[1]),
             discarded,
             timeout,
             None,
@@ -256,7 +256,11 @@ class Claiming(Putting):
         """
         checks.name("group_uid", group_uid)
         return await self._fail(
-            group_uid, checks.whole_number("position", position), reason, timeout, claim_uid=None
+            group_uid,
+            checks.whole_number("position", position, most=checks.INT32[1]),
+            reason,
+            timeout,
+            claim_uid=None,
         )
 
     async def turns(self, group_uid: str, position: int) -> list[Turn]:
@@ -273,7 +277,7 @@ class Claiming(Putting):
             InvalidInputError: An argument is invalid.
         """
         uid = checks.name("group_uid", group_uid)
-        at = checks.whole_number("position", position)
+        at = checks.whole_number("position", position, most=checks.INT32[1])
         found = await self._read_turns(uid, at, end_in(BULK_SECONDS))
         return list(found.turns.get(at, ()))
 

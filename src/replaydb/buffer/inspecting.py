@@ -159,7 +159,7 @@ class Inspecting(BufferCore):
             InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("group_id", group_id)
-        first = checks.whole_number("position", position)
+        first = checks.whole_number("position", position, most=checks.INT32[1])
         most = checks.whole_number("limit", limit)
         return await self._read(
             lambda session: groups.episodes(session, self.id, number, first, most),

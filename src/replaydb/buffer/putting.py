@@ -249,11 +249,12 @@ class Putting(BufferCore):
             GroupClosedError: The group accepts no more episodes.
             DuplicateEpisodeError: There is already an episode at `position`. It was kept.
             BufferFullError: No capacity could be freed until `timeout`.
-            InvalidInputError: An argument is invalid.
+            InvalidInputError: An argument is invalid, or another turn of the group has the uid of
+                a turn.
         """
         checks.name("group_uid", group_uid)
         if position is not None:
-            position = checks.whole_number("position", position)
+            position = checks.whole_number("position", position, most=checks.INT32[1])
         return await self._add(group_uid, episode, position, timeout)
 
     async def _add(

@@ -138,7 +138,8 @@ def _segments(core: Sections, elsewhere: Segment | None = None) -> list[Segment]
                 above = found[parent]
             if above is None or shared > above.length:
                 corrupt(f"segment {i} begins with {shared} tokens of segment {parent}")
-            if shared <= above.shared:  # with such parents, reading a few tokens could take long
+            if shared <= above.shared and parent != ELSEWHERE:
+                # With such parents, reading a few tokens could take long.
                 corrupt(f"segment {i} begins with {shared} tokens, none of segment {parent} itself")
         elif shared:
             corrupt(f"segment {i} begins with {shared} tokens of no segment")

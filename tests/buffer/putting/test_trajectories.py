@@ -1,57 +1,489 @@
-"""Trajectories with branches in a store: what it counts, and what a trainer gets."""
+"""Trajectories: claims, durable turns, and their end as episodes."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
+from sqlalchemy import func, select
 
-from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn
-from replaydb.operations import verify
-
-
-def trajectory() -> Episode:
-    """Return main, sub, sub, a lost retry, main, and another branch of the first turn."""
-    main = Turn(prompt_ids=[1, 2], response_ids=[10], uid="a", agent="main", state="disk/1")
-    sub = Turn(prompt_ids=[3], response_ids=[11], agent="search")
-    lost = Turn(parent=main, new_ids=[4], response_ids=[12], is_discarded=True)
-    turns = [
-        main,
-        sub,
-        Turn(parent=sub, new_ids=[5], response_ids=[13], agent="search"),
-        lost,
-        Turn(parent=lost, new_ids=[6], response_ids=[14]),
-        Turn(parent=main, new_ids=[4], response_ids=[15, 16], agent="main"),
-        Turn(parent=main, new_ids=[7], response_ids=[17], loss_mask=[False]),
-    ]
-    return Episode(turns=turns, reward=1.0)
+import replaydb as rdb
+from replaydb import Buffer, GroupStatus, Store, Turn
+from replaydb.database import migrations
+from replaydb.database.repository import unfinished
+from replaydb.database.tables import schema
+from support.agents import PROMPT, chain, turn
+from support.clock import Clock
+from support.connections import transaction
+from support.groups import episode
+from support.invariants import check_invariants, group_row, number_of, statuses
 
 
-ROWS = [[1, 2, 10, 4, 15, 16], [3, 11, 5, 13], [1, 2, 10, 7, 17]]
+async def opened(buffer: Buffer, uid: str = "g", expected: int = 2, **more: Any) -> int:
+    return await buffer.open_group("agents", uid, expected, prompt="Find it.", **more)
 
 
-@pytest.mark.parametrize("adds", [False, True])
-async def test_counts_are_those_of_the_rows(buffer: Buffer, store: Store, adds: bool) -> None:
-    other = Episode(prompt_ids=[1, 2], response_ids=[9], reward=0.0)
-    if adds:
-        await buffer.open_group("t", "g", 2)
-        await buffer.add_episode("g", trajectory())
-        await buffer.add_episode("g", other)
+async def test_each_turn_is_durable_and_the_episode_has_all(
+    buffer: Buffer, other: Store, url: str
+) -> None:
+    group_id = await opened(buffer, prompt_ids=PROMPT)
+    [claim] = await buffer.claim(ttl=60, owner="worker-0")
+    assert (claim.group.id, claim.group.prompt, claim.positions) == (group_id, "Find it.", (0,))
+    assert claim.group.prompt_ids is not None
+    assert claim.group.prompt_ids.tolist() == PROMPT
+    turns = chain(3)
+    elsewhere = await other.buffer("math")
+    for i, one in enumerate(turns):
+        await claim.append_turn(one)
+        assert await elsewhere.turns("g", 0) == turns[: i + 1]
+        await check_invariants(url)
+    status = await claim.finish_episode(reward=0.5, finish_reason="stop", metadata={"seed": 1})
+    assert status is GroupStatus.PENDING
+    await buffer.add_episode("g", episode(1.0))
+    [group] = (await buffer.sample(1)).groups
+    assert group.episodes[0] == rdb.Episode(
+        turns=turns, reward=0.5, finish_reason="stop", metadata={"seed": 1}
+    )
+    row = await group_row(url, group_id)
+    assert (row["num_episodes"], row["reward_mean"]) == (2, 0.75)
+    assert await number_of(url, schema.trajectory) == 0
+
+
+async def test_a_turn_takes_the_bytes_of_its_own_tokens(buffer: Buffer, url: str) -> None:
+    await opened(buffer, expected=1)
+    first = Turn(uid="first", prompt_ids=list(range(100_000)), response_ids=[1])
+    await buffer.append_turn("g", 0, first)
+    before = await _payload_bytes(url)
+    await buffer.append_turn("g", 0, Turn(uid="next", parent=first, new_ids=[2], response_ids=[3]))
+    assert await _payload_bytes(url) - before < 1024
+    assert (await buffer.turns("g", 0))[1].prompt_ids[-3:].tolist() == [99_999, 1, 2]
+
+
+async def test_repeated_appends(buffer: Buffer) -> None:
+    await opened(buffer)
+    first, second = chain(2)
+    await buffer.append_turn("g", 0, first)
+    await buffer.append_turn("g", 0, second)
+    await buffer.append_turn("g", 0, first)
+    await buffer.append_turn("g", 0, turn("t1", first))
+    assert await buffer.turns("g", 0) == [first, second]
+    with pytest.raises(rdb.DuplicateTurnError) as caught:
+        await buffer.append_turn("g", 0, turn("t1", first, reward=1.0))
+    error = caught.value
+    assert (error.group_uid, error.position, error.turn_uid) == ("g", 0, "t1")
+    with pytest.raises(rdb.DuplicateTurnError):  # the same tokens after another turn
+        await buffer.append_turn("g", 0, turn("t1", second))
+    with pytest.raises(rdb.InvalidInputError, match=r"turn\.uid.*position 0 has it"):
+        await buffer.append_turn("g", 1, turn("t1"))
+    assert await buffer.turns("g", 0) == [first, second]
+
+
+async def test_a_parent_by_its_uid(buffer: Buffer) -> None:
+    await opened(buffer)
+    first, second = chain(2)
+    await buffer.append_turn("g", 0, first)
+    own = Turn(
+        uid="t1",
+        prompt_ids=[8, 9],
+        response_ids=[5, 6],
+        logprobs=[-0.5, -0.25],
+        policy_version=3,
+        token_extras={"entropy": np.ones(4, np.float32)},
+    )
+    await buffer.append_turn("g", 0, own, parent_uid="t0")
+    stored = (await buffer.turns("g", 0))[1]
+    assert stored.parent is not None
+    assert stored.parent.uid == "t0"
+    assert stored.prompt_ids.tolist() == second.prompt_ids.tolist()
+    entropy = stored.token_extras["entropy"].tolist()
+    assert entropy == [0.0] * first.num_tokens + [1.0] * 4
+    for position, uid in ((0, "nowhere"), (1, "t0")):
+        with pytest.raises(rdb.UnknownTurnError, match=uid) as caught:
+            await buffer.append_turn("g", position, turn("t2"), parent_uid=uid)
+        assert isinstance(caught.value, LookupError)
+    with pytest.raises(rdb.InvalidInputError, match="parent_uid"):
+        await buffer.append_turn("g", 0, second, parent_uid="t0")
+
+
+async def test_a_branch_from_the_middle_and_a_context_of_its_own(buffer: Buffer) -> None:
+    await opened(buffer, expected=1)
+    first, second, third = chain(3)
+    retry = Turn(
+        uid="retry",
+        parent=second,
+        prompt_ids=[*second.prompt_ids[:66], 77],
+        response_ids=[4],
+        agent="sub",
+        state="snapshot-7",
+    )
+    compacted = Turn(uid="compacted", parent=third, prompt_ids=[3, 3, 3], response_ids=[1])
+    turns = [first, second, third, retry, compacted]
+    for one in turns:
+        await buffer.append_turn("g", 0, one)
+    stored = await buffer.turns("g", 0)
+    assert stored == turns
+    names = [None if one.parent is None else one.parent.uid for one in stored]
+    assert names == [None, "t0", "t1", "t1", "t2"]
+    await buffer.finish_episode("g", 0, discarded=["retry"])
+    [group] = (await buffer.sample(1)).groups
+    assert [one.is_discarded for one in group.episodes[0].turns] == [False] * 3 + [True, False]
+
+
+async def test_errors_of_appends(buffer: Buffer) -> None:
+    await opened(buffer, min_episodes=1)
+    first, second = chain(2)
+
+    async def append(one: Any, position: int = 0) -> None:
+        await buffer.append_turn("g", position, one)
+
+    for wrong, message in (
+        (Turn(prompt_ids=[1], response_ids=[2]), r"turn\.uid"),
+        ("a turn", "turn: expected"),
+        (
+            Turn(
+                uid="x", parent=Turn(prompt_ids=[1], response_ids=[2]), new_ids=[], response_ids=[1]
+            ),
+            r"turn\.parent\.uid",
+        ),
+    ):
+        with pytest.raises(rdb.InvalidInputError, match=message):
+            await append(wrong)
+    with pytest.raises(rdb.UnknownTurnError, match="'t0'"):
+        await append(second)
+    with pytest.raises(rdb.InvalidInputError, match="below expected_episodes = 2, got 2"):
+        await append(first, 2)
+    with pytest.raises(rdb.UnknownGroupError):
+        await buffer.append_turn("nobody", 0, first)
+    await buffer.put(rdb.EpisodeGroup("agents", [episode()], group_uid="whole"))
+    with pytest.raises(rdb.DuplicateEpisodeError):
+        await buffer.append_turn("whole", 0, first)
+    await append(first)
+    with pytest.raises(rdb.InvalidInputError, match="the 1 turns that were appended"):
+        await buffer.add_episode("g", episode(), position=0)
+    await buffer.finish_episode("g", 0)
+    with pytest.raises(rdb.DuplicateEpisodeError):
+        await append(second)
+    with pytest.raises(rdb.DuplicateEpisodeError):
+        await buffer.finish_episode("g", 0)
+    with pytest.raises(rdb.InvalidInputError, match="one with turns"):
+        await buffer.finish_episode("g", 1)
+    await buffer.fail_episode("g", 1, "sandbox died")
+    with pytest.raises((rdb.GroupClosedError, rdb.DuplicateEpisodeError)):
+        await append(turn("late"), 1)
+    await opened(buffer, "h")
+    await buffer.append_turn("h", 0, first)
+    with pytest.raises(rdb.UnknownTurnError, match="'nothing'"):
+        await buffer.finish_episode("h", 0, discarded=["nothing"])
+
+
+async def test_only_the_holder_of_a_claim_adds(buffer: Buffer, clock: Clock) -> None:
+    await opened(buffer)
+    first, second, third = chain(3)
+    [claim] = await buffer.claim(ttl=60, owner="worker-0")
+    await claim.append_turn(first)
+    for call in (
+        buffer.append_turn("g", 0, second),
+        buffer.finish_episode("g", 0),
+        buffer.add_episode("g", episode(), position=0),
+        buffer.fail_episode("g", 0, "no"),
+    ):
+        with pytest.raises(rdb.TrajectoryClaimedError, match="'worker-0'") as caught:
+            await call
+        assert (caught.value.group_uid, caught.value.position) == ("g", 0)
+    await buffer.add_episode("g", episode())  # the next free position
+    assert [one.position for one in await buffer.trajectories()] == [0]
+    clock.jump(61)
+    for call in (claim.append_turn(second), claim.finish_episode(), claim.fail_episode("no")):
+        with pytest.raises(rdb.ClaimExpiredError) as ended:
+            await call
+        assert ended.value.claim_uid == claim.uid
+    [successor] = await buffer.claim(ttl=60)
+    assert successor.turns == {0: (first,)}
+    for call in (claim.append_turn(second), claim.extend(), claim.release()):
+        with pytest.raises(rdb.ClaimExpiredError):
+            await call
+    await successor.append_turn(turn("t1", successor.turns[0][0]))
+    assert await successor.finish_episode() == "completed"
+    assert [one.uid for one in (await buffer.sample(1))[0].episodes[0].turns] == ["t0", "t1"]
+    assert third not in (await buffer.sample(1))[0].episodes[0].turns
+
+
+async def test_claims_of_the_oldest_groups_and_of_whole_groups(
+    buffer: Buffer, other: Store
+) -> None:
+    for uid in ("a", "b", "c"):
+        await opened(buffer, uid)
+    claims = await buffer.claim(3, ttl=60)
+    assert [(one.group.group_uid, one.positions) for one in claims] == [
+        ("a", (0,)), ("a", (1,)), ("b", (0,)),
+    ]  # fmt: skip
+    elsewhere = await other.buffer("math")
+    [whole] = await elsewhere.claim(5, ttl=60, whole_groups=True, where=rdb.col.priority > 0)
+    assert (whole.group.group_uid, whole.positions) == ("c", (0, 1))
+    with pytest.raises(rdb.InvalidInputError, match=r"one of \[0, 1\].*got None"):
+        await whole.append_turn(turn("t0"))
+    with pytest.raises(rdb.InvalidInputError, match=r"one of \[0\].*got 1"):
+        await claims[0].append_turn(turn("t0"), position=1)
+    await whole.append_turn(turn("t0"), position=1)
+    assert await elsewhere.claim(1, ttl=60, tasks="others", timeout=0) == []
+    [last] = await elsewhere.claim(9, ttl=60, timeout=0)
+    assert (last.group.group_uid, last.positions) == ("b", (1,))
+    assert await elsewhere.claim(ttl=60, timeout=0) == []
+    waiting = asyncio.ensure_future(elsewhere.claim(ttl=60, timeout=30))
+    await asyncio.sleep(0.05)
+    await claims[0].release()
+    [again] = await waiting
+    assert (again.group.group_uid, again.positions) == ("a", (0,))
+
+
+async def test_a_claim_is_not_a_draw(buffer: Buffer) -> None:
+    await opened(buffer, expected=1)
+    async with (await buffer.claim(ttl=60))[0] as claim:
+        await claim.append_turn(turn("t0"))
+        await claim.finish_episode()
+    assert await buffer.draws() == []
+    assert (await buffer.stats()).tasks[0].num_sampled == 0
+    assert await buffer.leases() == []
+
+
+async def test_the_end_of_a_block(buffer: Buffer) -> None:
+    await opened(buffer)
+    async with (await buffer.claim(ttl=60))[0] as claim:
+        await claim.append_turn(turn("t0"))
+    with pytest.raises(rdb.InvalidInputError, match="not entered before"):
+        await claim.__aenter__()
+    [info, _] = await buffer.trajectories()
+    assert (info.claim_uid, info.attempts, info.num_turns) == (None, 0, 1)
+    with pytest.raises(ZeroDivisionError):
+        async with (await buffer.claim(ttl=60))[0]:
+            raise ZeroDivisionError
+    [info, _] = await buffer.trajectories()
+    assert (info.claim_uid, info.attempts) == (None, 1)
+
+
+async def test_the_last_attempt_makes_a_trajectory_unusable(
+    store: Store, clock: Clock, url: str
+) -> None:
+    buffer = await store.buffer("math", max_attempts=2)
+    await opened(buffer, min_episodes=1)
+    for _ in range(2):
+        [claim, _sibling] = await buffer.claim(2, ttl=60)
+        assert claim.positions == (0,)
+        await _sibling.release()
+        clock.jump(61)
+    await buffer.add_episode("g", episode(1.0), position=1)
+    assert await statuses(url) == {"g": "completed"}
+    [info] = await buffer.trajectories(uids="g")
+    assert (info.position, info.attempts) == (0, 2)
+    assert info.unusable_reason == "claim expired (attempt 2 of 2)"
+    [group] = (await buffer.sample(1)).groups
+    assert group.positions == (1,)
+
+
+async def test_a_group_without_enough_usable_episodes_fails(buffer: Buffer, url: str) -> None:
+    await opened(buffer, "few", 3, min_episodes=2)
+    await opened(buffer, "all", 2)
+    await buffer.add_episode("few", episode())
+    assert await buffer.fail_episode("few", 2, "timeout") == "pending"
+    assert await buffer.fail_episode("few", 1, "timeout") == "failed"
+    await buffer.add_episode("all", episode())
+    assert await buffer.fail_episode("all", 1, "timeout") == "failed"
+    [info] = await buffer.find(uids="few")
+    assert info.status_reason == "1 of 3 episodes are usable"
+    assert await statuses(url) == {"few": "failed", "all": "failed"}
+    [stored] = await buffer.get(uids="few")
+    assert stored.num_episodes == 1
+
+
+async def test_a_deadline_closes_trajectories(buffer: Buffer, clock: Clock, url: str) -> None:
+    await opened(buffer, "done", 2, min_episodes=1, deadline=60)
+    await opened(buffer, "late", 2, deadline=60)
+    await buffer.add_episode("done", episode(), position=1)
+    await buffer.append_turn("done", 0, turn("t0"))
+    [_, claim, _] = await buffer.claim(3, ttl=600)
+    assert claim.group.group_uid == "late"
+    clock.jump(61)
+    assert await buffer.claim(ttl=60, timeout=0) == []
+    assert await statuses(url) == {"done": "completed", "late": "failed"}
+    with pytest.raises(rdb.GroupClosedError):
+        await buffer.append_turn("done", 0, turn("t1"))
+    with pytest.raises((rdb.GroupClosedError, rdb.ClaimExpiredError)):
+        await claim.append_turn(turn("t0"))
+    reasons = [one.unusable_reason for one in await buffer.trajectories(uids=["done", "late"])]
+    assert reasons == ["the group is completed", "the group is failed", "the group is failed"]
+    assert (await buffer.sample(1))[0].positions == (1,)
+
+
+@pytest.mark.parametrize("change", ["filtered", "archived", "delete"])
+async def test_a_group_that_is_closed_by_others(buffer: Buffer, change: str) -> None:
+    await opened(buffer)
+    [claim] = await buffer.claim(ttl=60)
+    await claim.append_turn(turn("t0"))
+    if change == "delete":
+        await buffer.delete([claim.group.id])
     else:
-        await buffer.put(EpisodeGroup("t", [trajectory(), other], group_uid="g"))
-    [info] = await buffer.find()
-    first, second = await buffer.episodes(info.id)
-    counts = [(one.num_tokens, one.longest_row, one.num_loss_tokens, one.num_turns)
-              for one in (first, second)]  # fmt: skip
-    assert counts == [(15, 6, 5, 7), (3, 3, 1, 1)]
-    assert (info.num_tokens, info.num_episodes, info.reward_mean) == (18, 2, 0.5)
-    report = await verify(store)
-    assert report.is_sound, report.problems
-    batch = await buffer.sample(1)
-    found = batch[0].episodes[0]
-    assert found == trajectory()
-    made: Any = batch.padded(0)
-    ids = [row[:size].tolist() for row, size in zip(made.token_ids, made.lengths, strict=True)]
-    assert ids == [*ROWS, [1, 2, 9]]
-    assert made.episode_index.tolist() == [0, 0, 0, 1]
-    assert made.token_ids[made.loss_mask].tolist() == [10, 15, 16, 11, 13, 9]
+        await buffer.update(uids="g", status=change)
+    expected = rdb.UnknownGroupError if change == "delete" else rdb.GroupClosedError
+    with pytest.raises(expected):
+        await claim.append_turn(turn("t1"))
+    with pytest.raises(expected):
+        await claim.add_episode(episode())
+
+
+async def test_a_store_that_writes_format_1(own_url: str) -> None:
+    await migrations.write_format(own_url, 1)
+    async with Store.open(own_url) as store:
+        buffer = await store.buffer("math")
+        await opened(buffer, expected=1)
+        with pytest.raises(rdb.InvalidInputError, match="replaydb db write-format 2"):
+            await buffer.append_turn("g", 0, turn("t0"))
+        [claim] = await buffer.claim(ttl=60)
+        assert await claim.add_episode(episode()) == "completed"
+    await check_invariants(own_url)
+
+
+async def test_many_workers_finish_each_trajectory_once(store: Store, other: Store) -> None:
+    buffers = [await store.buffer("math"), await other.buffer("math")]
+    for i in range(4):
+        await opened(buffers[0], f"g{i}", 4)
+
+    async def work(buffer: Buffer) -> None:
+        while claims := await buffer.claim(ttl=60, timeout=0):
+            async with claims[0] as claim:
+                prefix = f"{claim.positions[0]}-"
+                for one in chain(3, prefix):
+                    await claim.append_turn(one)
+                await claim.finish_episode(reward=1.0)
+
+    await asyncio.gather(*(work(buffers[i % 2]) for i in range(8)))
+    groups = (await buffers[0].sample(4)).groups
+    assert all(group.positions == (0, 1, 2, 3) for group in groups)
+    for group in groups:
+        for i, one in enumerate(group.episodes):
+            assert [each.uid for each in one.turns] == [f"{i}-{j}" for j in range(3)]
+
+
+async def _payload_bytes(url: str) -> int:
+    async with transaction(url) as connection:
+        size = func.coalesce(func.sum(func.length(schema.payload.c.data)), 0)
+        return int((await connection.execute(select(size))).scalar_one())
+
+
+async def test_a_group_is_claimed_whole_or_by_position(buffer: Buffer) -> None:
+    for uid in ("a", "b"):
+        await opened(buffer, uid)
+    [claim] = await buffer.claim(ttl=60)
+    lease = await buffer.lease(1, statuses="pending", ttl=60)
+    assert [one.group_uid for one in lease.batch] == ["b"]
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.lease(1, statuses="pending", ttl=60)
+    [other] = await buffer.claim(9, ttl=60)
+    assert (other.group.group_uid, other.positions) == ("a", (1,))
+    await lease.nack()
+    assert claim.group.group_uid == "a"
+    assert len(await buffer.claim(9, ttl=60)) == 2
+
+
+@pytest.mark.parametrize("by_uid", [False, True])
+async def test_turns_after_one_without_tokens_of_its_own(buffer: Buffer, by_uid: bool) -> None:
+    await opened(buffer, expected=1)
+    extras = {"x": [0.0] * 64 + [1.0, 2.0]}
+    turns = [Turn(uid="empty", prompt_ids=[], response_ids=[])]
+    turns.append(Turn(uid="t0", parent=turns[0], new_ids=PROMPT, response_ids=[5, 6]))
+    turns.append(Turn(uid="t1", parent=turns[1], new_ids=[], response_ids=[], token_extras=extras))
+    turns.append(Turn(uid="t2", parent=turns[2], new_ids=[], response_ids=[7]))
+    for one in turns:
+        if by_uid and one.parent is not None:
+            new = one.prompt_ids[one.parent.num_tokens :]
+            own = None if one.uid != "t1" else {"x": []}
+            after = Turn(
+                uid=one.uid, prompt_ids=new, response_ids=one.response_ids, token_extras=own
+            )
+            await buffer.append_turn("g", 0, after, parent_uid=one.parent.uid)
+        else:
+            await buffer.append_turn("g", 0, one)
+    stored = await buffer.turns("g", 0)
+    assert [one.uid for one in stored] == ["empty", "t0", "t1", "t2"]
+    assert stored[3].prompt_ids.tolist() == [*PROMPT, 5, 6]
+    assert by_uid or stored == turns
+    assert await buffer.finish_episode("g", 0) == "completed"
+    [group] = (await buffer.sample(1)).groups
+    assert list(group.episodes[0].turns) == stored
+
+
+async def test_an_episode_with_a_uid_that_a_turn_has(buffer: Buffer) -> None:
+    await opened(buffer, expected=4)
+    await buffer.append_turn("g", 0, turn("t0"))
+    anonymous = Turn(prompt_ids=[1], response_ids=[2])
+    taken = rdb.Episode(turns=[anonymous, turn("t0")])
+    with pytest.raises(rdb.InvalidInputError, match=r"episode\.turns\[1\]\.uid: .*position 0 has"):
+        await buffer.add_episode("g", taken)
+    same = rdb.Episode(turns=[anonymous, turn("same")])
+    outcomes = await asyncio.gather(
+        *(buffer.add_episode("g", same) for _ in range(3)),
+        buffer.add_episode("g", rdb.Episode(turns=[anonymous])),
+        return_exceptions=True,
+    )
+    assert outcomes[3] == "pending"
+    refused = [one for one in outcomes if isinstance(one, rdb.InvalidInputError)]
+    assert (len(refused), outcomes.count(GroupStatus.PENDING)) == (2, 2)
+    await buffer.finish_episode("g", 0)
+
+
+async def test_a_claim_that_ended_when_its_trajectory_became_unusable(
+    store: Store, clock: Clock
+) -> None:
+    buffer = await store.buffer("math", max_attempts=1)
+    await opened(buffer)
+    [claim] = await buffer.claim(ttl=60)
+    await claim.append_turn(turn("t0"))
+    clock.jump(61)
+    [_] = await buffer.claim(ttl=60)
+    calls = (
+        claim.append_turn(turn("t1")),
+        claim.finish_episode(),
+        claim.add_episode(episode()),
+        claim.fail_episode("no"),
+    )
+    for call in calls:
+        with pytest.raises(rdb.ClaimExpiredError):
+            await call
+    with pytest.raises(rdb.InvalidInputError, match=r"usable.*attempt 1 of 1"):
+        await buffer.append_turn("g", 0, turn("t1"))
+
+
+async def test_positions_that_no_group_has(buffer: Buffer) -> None:
+    await opened(buffer)
+    for position in (2, 2**31 - 1, 2**31, 2**63 - 1):
+        for call in (
+            buffer.append_turn("g", position, turn("t0")),
+            buffer.append_turn("g", position, turn("t0"), parent_uid="t"),
+            buffer.turns("g", position),
+            buffer.finish_episode("g", position),
+            buffer.fail_episode("g", position, "no"),
+            buffer.add_episode("g", episode(), position=position),
+        ):
+            with pytest.raises((rdb.InvalidInputError, rdb.UnknownTurnError)):
+                await call
+
+
+async def test_a_trajectory_is_read_without_those_beside_it(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await opened(buffer)
+    for position, one in enumerate(chain(2)):
+        await buffer.append_turn("g", position, Turn(uid=one.uid, prompt_ids=[1], response_ids=[2]))
+    read: list[int] = []
+    fetch = unfinished.select_unfinished
+
+    def recorded(ids: Any, positions: Any) -> Any:
+        read.extend(positions)
+        return fetch(ids, positions)
+
+    monkeypatch.setattr(unfinished, "select_unfinished", recorded)
+    await buffer.turns("g", 1)
+    assert read == [1]
+    await buffer.finish_episode("g", 1)
+    assert read == [1, 1]

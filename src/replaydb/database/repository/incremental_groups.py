@@ -66,6 +66,14 @@ class Addition:
         """The parts of its payload."""
         return [] if self.record is None else self.record.payloads
 
+    @property
+    def turn_uids(self) -> dict[str, int]:
+        """Uids of the turns that are new to the group, with their indices in the episode."""
+        if self.record is None or self.num_turns:
+            return {}
+        uids = (row["turn_uid"] for row in self.record.turns)
+        return {uid: i for i, uid in enumerate(uids) if uid is not None}
+
 
 class _Added(NamedTuple):
     """An addition, with the row of its trajectory."""
@@ -111,21 +119,15 @@ def add(
     is_lost = set(ids.values()) - found.keys() - buffer.erased.keys()
     if is_lost or any(row.task_name not in buffer.task_states for row in found.values()):
         raise LostRaceError("another transaction replaced or deleted a group")
-    free: dict[int, dict[int, Any]] = {group_id: {} for group_id in found}
-    for row in buffer.session.run(trajectories.select_trajectories(list(found))):
-        free[row.group_id][row.position] = row
+    places = _Places(buffer, list(found), additions)
     outcomes: list[GroupStatus | ReplayDBError] = []
     added: list[_Added] = []
-    taken: set[tuple[int, int]] = set()
     for addition in additions:
-        group_id = ids.get(addition.group_uid, -1)
         try:
-            row = _chosen(buffer, addition, found.get(group_id), free, taken)
+            row = places.take(addition, found.get(ids.get(addition.group_uid, -1)))
         except ReplayDBError as error:
             outcomes.append(error)
             continue
-        del free[group_id][row.position]
-        taken.add((group_id, row.position))
         added.append(_Added(row, addition))
         outcomes.append(GroupStatus.PENDING)
     counted = packs.enter(buffer.session, payloads)
@@ -146,11 +148,7 @@ def add(
     episodes = [(row, addition.record) for row, addition in added if addition.record is not None]
     _insert(buffer.session, found, episodes)
     _summarise(buffer, found, episodes)
-    decided = {one.group_id for one in added} - {
-        group_id
-        for group_id, rows in free.items()
-        if any(row.unusable_reason is None for row in rows.values())
-    }
+    decided = {one.group_id for one in added} - places.undecided()
     closed = _close(buffer, {group_id: {} for group_id in decided})
     return [
         closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
@@ -188,46 +186,81 @@ def close_decided(buffer: LockedBuffer, ids: Collection[int]) -> None:
     _close(buffer, {group_id: {} for group_id in sorted(set(ids) - still)})
 
 
-def _chosen(
-    buffer: LockedBuffer,
-    addition: Addition,
-    group: Any,
-    free: Mapping[int, Mapping[int, Any]],
-    taken: Collection[tuple[int, int]],
-) -> Any:
-    """Return the row of the trajectory that an addition ends, which no other one has `taken`.
+class _Places:
+    """Open trajectories of pending groups, and the uids of turns that are taken."""
 
-    Raises:
-        UnknownGroupError: The group does not exist.
-        DuplicateEpisodeError: The position is taken.
-        GroupClosedError: The group is not pending, or has no free position.
-        InvalidInputError: The position is not below `expected_episodes`, or has turns.
-        ClaimExpiredError: The claim of the caller has ended.
-        TrajectoryClaimedError: Another process has claimed the position.
-    """
-    uid = addition.group_uid
-    if group is None:
-        raise UnknownGroupError([uid])
-    mine = free[group.id]
-    if addition.position is None:
-        unused = (row for row in mine.values() if is_unused(row, buffer.now))
-        row = next(unused, None) if group.group_status == GroupStatus.PENDING else None
-        if row is None:
-            status = group.group_status
-            raise GroupClosedError(uid, "full" if status == GroupStatus.PENDING else status)
+    def __init__(
+        self, buffer: LockedBuffer, ids: Sequence[int], additions: Sequence[Addition]
+    ) -> None:
+        self._buffer = buffer
+        self._free: dict[int, dict[int, Any]] = {group_id: {} for group_id in ids}
+        for row in buffer.session.run(trajectories.select_trajectories(ids)):
+            self._free[row.group_id][row.position] = row
+        self._taken: set[tuple[int, int]] = set()
+        names = {uid for one in additions for uid in one.turn_uids}
+        self._uids: dict[tuple[str, str], int] = {}
+        if names:
+            uids = sorted({one.group_uid for one in additions if one.turn_uids})
+            known = trajectories.select_known_turns(buffer.id, uids, sorted(names))
+            self._uids = {
+                (row.group_uid, row.turn_uid): row.position for row in buffer.session.run(known)
+            }
+
+    def undecided(self) -> set[int]:
+        """Return the groups in which a trajectory is open."""
+        return {
+            group_id
+            for group_id, rows in self._free.items()
+            if any(row.unusable_reason is None for row in rows.values())
+        }
+
+    def take(self, addition: Addition, group: Any) -> Any:
+        """Return the row of the trajectory that an addition to a group ends.
+
+        Raises:
+            UnknownGroupError: The group does not exist.
+            DuplicateEpisodeError: The position is taken.
+            GroupClosedError: The group is not pending, or has no free position.
+            InvalidInputError: The position is not below `expected_episodes`, has turns, or is
+                unusable, or another turn of the group has the uid of a turn.
+            ClaimExpiredError: The claim of the caller has ended.
+            TrajectoryClaimedError: Another process has claimed the position.
+        """
+        if group is None:
+            raise UnknownGroupError([addition.group_uid])
+        row = self._chosen(addition, group)
+        for uid, i in addition.turn_uids.items():
+            if (at := self._uids.get((addition.group_uid, uid))) is not None:
+                expected = f"a uid that no other turn of the group has; position {at} has it"
+                raise InvalidInputError(f"episode.turns[{i}].uid", expected, repr(uid))
+        self._uids |= {(addition.group_uid, uid): row.position for uid in addition.turn_uids}
+        del self._free[group.id][row.position]
+        self._taken.add((group.id, row.position))
         return row
-    row = mine.get(addition.position)
-    if row is None:
-        if group.group_status == GroupStatus.PENDING and (group.id, addition.position) in taken:
-            raise DuplicateEpisodeError(uid, addition.position)
-        trajectories.explain_missing(buffer.session, buffer.id, uid, addition.position)
-    trajectories.check_open(row, uid, group.group_status)
-    trajectories.check_claim(row, uid, addition.claim_uid, buffer.now)
-    if row.num_turns != addition.num_turns and addition.record is not None:
-        expected = f"the {row.num_turns} turns that were appended at position {row.position}"
-        actual = f"an episode of {addition.num_turns} of them"
-        raise InvalidInputError("episode", expected, actual)
-    return row
+
+    def _chosen(self, addition: Addition, group: Any) -> Any:
+        """Return the row of the position of an addition, or of the first unused one."""
+        uid, buffer = addition.group_uid, self._buffer
+        mine = self._free[group.id]
+        if addition.position is None:
+            unused = (row for row in mine.values() if is_unused(row, buffer.now))
+            row = next(unused, None) if group.group_status == GroupStatus.PENDING else None
+            if row is None:
+                status = group.group_status
+                raise GroupClosedError(uid, "full" if status == GroupStatus.PENDING else status)
+            return row
+        row = mine.get(addition.position)
+        if row is None:
+            is_taken = (group.id, addition.position) in self._taken
+            if group.group_status == GroupStatus.PENDING and is_taken:
+                raise DuplicateEpisodeError(uid, addition.position)
+            trajectories.explain_missing(buffer.session, buffer.id, uid, addition.position)
+        trajectories.check_open(row, uid, group.group_status, addition.claim_uid, buffer.now)
+        if row.num_turns != addition.num_turns and addition.record is not None:
+            expected = f"the {row.num_turns} turns that were appended at position {row.position}"
+            actual = f"an episode of {addition.num_turns} of them"
+            raise InvalidInputError("episode", expected, actual)
+        return row
 
 
 def is_unused(row: Any, now: datetime) -> bool:

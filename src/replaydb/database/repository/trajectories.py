@@ -152,8 +152,7 @@ class _Turns:
         if known is not None:
             expected = f"a uid that no other turn of the group has; position {known[0]} has it"
             raise InvalidInputError("turn.uid", expected, repr(uid))
-        check_open(row, one.group_uid, row.group_status)
-        check_claim(row, one.group_uid, one.claim_uid, self._now)
+        check_open(row, one.group_uid, row.group_status, one.claim_uid, self._now)
         revisions.check_usable(row.min_client)
         if row.write_format < one.payload.codec_version:
             raise SchemaOutOfDateError(
@@ -211,34 +210,34 @@ def time_of(rows: Sequence[Any], session: Session) -> datetime:
     return (rows[0].read_at if rows else None) or session.now()
 
 
-def check_open(row: Any, group_uid: str, group_status: str) -> None:
-    """Check that a trajectory of a group, given by their rows, is open.
+def check_open(
+    row: Any, group_uid: str, group_status: str, claim_uid: str | None, now: datetime
+) -> None:
+    """Check that a trajectory of a group, given by their rows, is open to the caller.
+
+    Args:
+        row: Row of the trajectory.
+        group_uid: Uid of the group.
+        group_status: Its status.
+        claim_uid: The claim of the caller; None: it has none.
+        now: Time of the database's clock.
 
     Raises:
-        GroupClosedError: Its group is not pending.
-        InvalidInputError: It cannot be used.
+        GroupClosedError: The group is not pending.
+        ClaimExpiredError: The claim of the caller has ended.
+        TrajectoryClaimedError: Another process has claimed the trajectory.
+        InvalidInputError: The trajectory cannot be used.
     """
     if group_status != GroupStatus.PENDING:
         raise GroupClosedError(group_uid, group_status)
-    if row.unusable_reason is not None:
-        raise InvalidInputError(
-            "position", "one that is usable", f"{row.position}: {row.unusable_reason}"
-        )
-
-
-def check_claim(row: Any, group_uid: str, claim_uid: str | None, now: datetime) -> None:
-    """Check that a trajectory, given by its row, is claimed by the caller, or by none.
-
-    Raises:
-        ClaimExpiredError: The claim of the caller has ended.
-        TrajectoryClaimedError: Another process has claimed it.
-    """
     is_live = row.claim_uid is not None and row.expires_at > now
-    if claim_uid is not None:
-        if row.claim_uid != claim_uid or not is_live:
-            raise ClaimExpiredError(claim_uid)
-    elif is_live:
+    if claim_uid is not None and (row.claim_uid != claim_uid or not is_live):
+        raise ClaimExpiredError(claim_uid)
+    if claim_uid is None and is_live:
         raise TrajectoryClaimedError(group_uid, row.position, row.claimed_by)
+    if row.unusable_reason is not None:
+        actual = f"{row.position}: {row.unusable_reason}"
+        raise InvalidInputError("position", "one that is usable", actual)
 
 
 def explain_missing(session: Session, buffer_id: int, group_uid: str, position: int) -> NoReturn:

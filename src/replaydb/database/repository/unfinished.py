@@ -41,7 +41,7 @@ def fetch(session: Session, buffer_id: int, places: Collection[tuple[int, int]])
     facts = groups.facts(session, buffer_id, ids)
     parts = [
         row._asdict()
-        for row in session.run(select_unfinished(ids))
+        for row in session.run(select_unfinished(ids, sorted({at for _, at in places})))
         if row.part < 0 or (row.group_id, row.of_part) in places
     ]
     return Stored(facts, parts)
@@ -115,12 +115,13 @@ def _select_listed(
 
 
 @prepared
-def select_unfinished(ids: Any) -> Select[Any]:
-    """Select the parts of groups without those of their episodes."""
+def select_unfinished(ids: Any, positions: Any) -> Select[Any]:
+    """Select the parts of the context of groups, and those of turns at some positions."""
     of_context = (payload.c.part == CONTEXT_PART) | (payload.c.of_part == CONTEXT_PART)
+    of_turns = IS_OF_TURN & among(payload.c.of_part, positions)
     return (
         select(payload, NAME_OF_PACK)
-        .where(among(payload.c.group_id, ids), of_context | IS_OF_TURN)
+        .where(among(payload.c.group_id, ids), of_context | of_turns)
         .order_by(payload.c.group_id, payload.c.part)
     )
 
