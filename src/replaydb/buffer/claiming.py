@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -15,6 +16,7 @@ from sqlalchemy import ColumnElement
 from replaydb import codec
 from replaydb.buffer.claim import Claim
 from replaydb.buffer.core import Work
+from replaydb.buffer.drawing import Drawing
 from replaydb.buffer.putting import ENCODE_INLINE_TOKENS, Putting
 from replaydb.database.filters import compiling
 from replaydb.database.payloads import Payloads
@@ -52,7 +54,7 @@ from replaydb.errors import (
 Found: TypeAlias = Mapping[str, Sequence[Any]]
 
 
-class Claiming(Putting):
+class Claiming(Putting, Drawing):
     """Claim trajectories, append turns to them, and finish them."""
 
     def __init__(
@@ -124,22 +126,25 @@ class Claiming(Putting):
         wait = checks.seconds("timeout", timeout)
         uids = [uuid4().hex for _ in range(most)]
 
+        made: Found = {}
+
         def work(scope: Scope, session: Session) -> Found:
+            nonlocal made
             with tasks_locked(session, scope, names) as buffer:
-                found = claims.claim(buffer, terms, uids)
+                made = found = claims.claim(buffer, terms, uids)
             if not found:
                 raise NotEnoughGroupsError(1, 0)
             return found
 
         try:
-            found = await self._first(work, wait)
+            return await self._claims_of(await self._first(work, wait), seconds)
         except NotEnoughGroupsError:
             return []
-        try:
-            return await self._claims_of(found, seconds)
         except BaseException:
-            for uid in found:
-                await self._release_claim(uid, None, attempts=0)
+            # The commit may have succeeded even if the call was cancelled.
+            if made:
+                release = partial(_release_all, made=made)
+                await self._release_soon(f"claims {', '.join(made)}", seconds, release)
             raise
 
     async def append_turn(
@@ -501,3 +506,14 @@ class Claiming(Putting):
                 claims.release(buffer, claim_uid, reason, attempts=attempts)
 
         await self._write(work)
+
+
+def _release_all(scope: Scope, session: Session, *, made: Found) -> None:
+    """Release claims that never reached the caller. They do not count as attempts."""
+    names = {row.task_name for rows in made.values() for row in rows}
+    # `claim` holds the same locks until it ends. If its commit is still on its way to the server,
+    # this waits for it instead of finding no claim.
+    with tasks_locked(session, scope, names) as buffer:
+        for uid in made:
+            with suppress(ClaimExpiredError):
+                claims.release(buffer, uid, None, attempts=0)

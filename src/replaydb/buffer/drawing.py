@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from replaydb.batch.batch import Batch
-from replaydb.buffer.core import BufferCore
+from replaydb.buffer.core import BufferCore, Work
 from replaydb.database.repository import (
     buffers,
     damage,
@@ -210,12 +210,31 @@ class Drawing(BufferCore):
         return result
 
     async def _release_undelivered(self, drawn: Drawn, ttl: float, reason: str) -> None:
-        """Release a lease that never reached the caller. It does not count as an attempt.
+        """Release a lease that never reached the caller. It does not count as an attempt."""
+        assert drawn.lease_id is not None  # noqa: S101
+        lease_id = drawn.lease_id
+        names = frozenset(drawn.task_names)
 
-        If the database cannot be reached within `RELEASE_SECONDS`, the lease is released in the
+        def work(scope: Scope, session: Session) -> None:
+            # The draw holds the same locks until it ends. If its commit is still on its way to the
+            # server, this waits for it instead of finding no lease.
+            with tasks_locked(session, scope, names) as buffer:
+                leases.nack(buffer, lease_id, None, reason, attempts=0)
+
+        await self._release_soon(f"lease {lease_id}", ttl, work)
+
+    async def _release_soon(self, name: str, ttl: float, release: Work[None]) -> None:
+        """Release a lease or a claim that never reached the caller.
+
+        If the database cannot be reached within `RELEASE_SECONDS`, it is released in the
         background.
+
+        Args:
+            name: What is released, for the log.
+            ttl: Seconds until it expires.
+            release: The transaction.
         """
-        releasing = asyncio.create_task(self._release(drawn, ttl, reason))
+        releasing = asyncio.create_task(self._release(name, ttl, release))
         self._releasing.add(releasing)
         releasing.add_done_callback(self._releasing.discard)
         await run_to_completion(asyncio.wait([releasing], timeout=RELEASE_SECONDS))
@@ -229,33 +248,23 @@ class Drawing(BufferCore):
                 task.cancel()
             await asyncio.wait(releasing)
 
-    async def _release(self, drawn: Drawn, ttl: float, reason: str) -> None:
-        """Release a lease. After an outage or a lost race, try again until the lease expires."""
-        assert drawn.lease_id is not None  # noqa: S101
-        lease_id = drawn.lease_id
-        names = frozenset(drawn.task_names)
-
-        def work(scope: Scope, session: Session) -> None:
-            # The draw holds the same locks until it ends. If its commit is still on its way to the
-            # server, this waits for it instead of finding no lease.
-            with tasks_locked(session, scope, names) as buffer:
-                leases.nack(buffer, lease_id, None, reason, attempts=0)
-
+    async def _release(self, name: str, ttl: float, release: Work[None]) -> None:
+        """Release a lease or claim. After an outage or a lost race, try again until it expires."""
         end = end_in(ttl)
         while end_in(0) < end:
             try:
-                await self._write(work)
+                await self._write(release)
             except DatabaseError as error:
                 if not _may_pass(error):
                     logger.exception(
-                        "buffer %r: lease %d was not delivered and cannot be released; its groups"
-                        " become available when it expires",
+                        "buffer %r: %s was not delivered and cannot be released; its groups become"
+                        " available when it expires",
                         self.name,
-                        lease_id,
+                        name,
                     )
                     return
                 await asyncio.sleep(RELEASE_PAUSE)
-            except ReplayDBError:  # no such lease, it has ended, or the store is closed
+            except ReplayDBError:  # there is none, it has ended, or the store is closed
                 return
             else:
                 return

@@ -397,7 +397,7 @@ async def test_turns_after_one_without_tokens_of_its_own(buffer: Buffer, by_uid:
     for one in turns:
         if by_uid and one.parent is not None:
             new = one.prompt_ids[one.parent.num_tokens :]
-            own = None if one.uid != "t1" else {"x": []}
+            own: dict[str, Any] | None = {"x": []} if one.uid == "t1" else None
             after = Turn(
                 uid=one.uid, prompt_ids=new, response_ids=one.response_ids, token_extras=own
             )
@@ -487,3 +487,21 @@ async def test_a_trajectory_is_read_without_those_beside_it(
     assert read == [1]
     await buffer.finish_episode("g", 1)
     assert read == [1, 1]
+
+
+async def test_claims_that_never_reached_their_caller(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await opened(buffer)
+    write = Buffer._write
+
+    async def cancelled(*args: Any, **kwargs: Any) -> Any:
+        await write(*args, **kwargs)
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_first", lambda self, work, _: cancelled(self, work, None))
+        with pytest.raises(asyncio.CancelledError):
+            await buffer.claim(2, ttl=36_000)
+    infos = await buffer.trajectories()
+    assert [(one.claim_uid, one.attempts) for one in infos] == [(None, 0), (None, 0)]
