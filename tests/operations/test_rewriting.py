@@ -134,3 +134,25 @@ def test_the_command(own_url: str) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.startswith("rewrote 8 groups: ")
     assert asyncio.run(formats(own_url)) == {2}
+
+
+@LAYOUTS
+async def test_episodes_that_were_added_one_by_one_are_joined(store: Store, url: str) -> None:
+    """Without the episode of an unusable position, and as long as the group is not pending."""
+    buffer = await store.buffer("math")
+    prompt = list(range(4096))
+    for uid in ("complete", "open"):
+        await buffer.open_group("code", uid, 9, prompt_ids=prompt, min_episodes=8)
+        for i in range(8):
+            one = rdb.Episode(prompt_ids=prompt, response_ids=[i] * 64, reward=float(i))
+            await buffer.add_episode(uid, one, position=i + (i > 3))
+    await buffer.fail_episode("complete", 4, "timeout")
+    before, [group] = await contents(buffer), await buffer.get(uids="complete")
+    report = await rewrite_payloads(store)
+    assert (report.num_groups, report.num_skipped) == (1, 0)
+    assert report.bytes_after < 0.4 * report.bytes_before
+    assert await contents(buffer) == before
+    [joined] = await buffer.get(uids="complete")
+    assert (joined, joined.positions) == (group, (0, 1, 2, 3, 5, 6, 7, 8))
+    assert (await rewrite_payloads(store)).num_groups == 0
+    assert (await verify(store)).problems == ()

@@ -1,4 +1,4 @@
-"""Payloads of older formats, rewritten in the format of new payloads."""
+"""Payloads of older formats, or of episodes added one by one, rewritten as those of new groups."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ async def rewrite_payloads(
     store: Store, *, progress: Callable[[RewriteReport], object] | None = None
 ) -> RewriteReport:
     """Rewrite payloads of older formats in the format that new payloads have.
+
+    In format 2, episodes that were added one by one are joined to one part, so that a prompt that
+    they have in common is stored once.
 
     Groups keep their ids, draws and counters. Each transaction rewrites up to 16 MB, or one group,
     and locks their tasks meanwhile. Other processes can use the store. After an interruption, call

@@ -19,6 +19,7 @@ from replaydb.database.tables.schema import (
     IS_OF_TURN,
     buffer,
     compatibility,
+    episode,
     episode_group,
     group,
     payload,
@@ -30,15 +31,25 @@ Parts = frozenset[tuple[int, int]]
 
 
 def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
-    """Return up to `most` groups with payloads of an older format than new ones, after an id.
+    """Return up to `most` groups whose payloads would be stored in another way now, after an id.
 
-    Groups with turns of unfinished trajectories are omitted.
+    They have an older format than new ones, or episodes that were added one by one and do not
+    share tokens. Pending groups of the second kind, and groups with turns of unfinished
+    trajectories, are omitted.
 
     Returns:
         Rows with `id`, `buffer`, `task_name` and `num_bytes`, by id.
     """
     current = select(compatibility.c.write_format).scalar_subquery()
-    old = select(payload.c.group_id).where(payload.c.codec_version < current)
+    before = exists().where(
+        episode.c.group_id == payload.c.group_id, episode.c.position == payload.c.part - 1
+    )
+    is_core = (payload.c.part > 0) & payload.c.field.is_(None) & payload.c.of_part.is_(None)
+    is_complete = exists().where(
+        group.id == payload.c.group_id, group.group_status != GroupStatus.PENDING.value
+    )
+    is_apart = is_core & (current > 1) & before & is_complete
+    old = select(payload.c.group_id).where((payload.c.codec_version < current) | is_apart)
     old = old.where(payload.c.group_id > after).distinct().order_by(payload.c.group_id).limit(most)
     turns = exists().where(payload.c.group_id == group.id, IS_OF_TURN)
     named = (
