@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -43,12 +44,15 @@ from replaydb.domain.episodes.arrays import ArrayLike
 from replaydb.domain.results import TrajectoryInfo
 from replaydb.errors import (
     ClaimExpiredError,
+    CorruptPayloadError,
     DuplicateTurnError,
     InvalidInputError,
     NotEnoughGroupsError,
     ReplayDBError,
     UnknownTurnError,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Rows of the trajectories of each claim, by its uid.
 Found: TypeAlias = Mapping[str, Sequence[Any]]
@@ -106,12 +110,11 @@ class Claiming(Putting, Drawing):
 
         Returns:
             1 to n claims; none if there was no open trajectory until `timeout`. Enter each with
-            `async with`, or extend and release it yourself.
+            `async with`, or extend and release it yourself. Trajectories whose stored turns or
+            prompt are damaged become unusable instead.
 
         Raises:
             InvalidInputError: An argument is invalid.
-            CorruptPayloadError: The stored prompt or turns of a trajectory are damaged. All claims
-                were released.
         """
         most = checks.whole_number("n", n, least=1)
         seconds = checks.duration("ttl", ttl)
@@ -137,7 +140,9 @@ class Claiming(Putting, Drawing):
             return found
 
         try:
-            return await self._claims_of(await self._first(work, wait), seconds)
+            while not (given := await self._claims_of(await self._first(work, wait), seconds)):
+                made = {}  # all were damaged, or deleted since
+            return given
         except NotEnoughGroupsError:
             return []
         except BaseException:
@@ -283,8 +288,7 @@ class Claiming(Putting, Drawing):
         """
         uid = checks.name("group_uid", group_uid)
         at = checks.whole_number("position", position, most=checks.INT32[1])
-        found = await self._read_turns(uid, at, end_in(BULK_SECONDS))
-        return list(found.turns.get(at, ()))
+        return list(await self._read_turns(uid, at, end_in(BULK_SECONDS)))
 
     async def trajectories(
         self,
@@ -361,30 +365,54 @@ class Claiming(Putting, Drawing):
             lambda session: unfinished.fetch(session, self.id, places), end=end
         )
         several = await self._decoded_turns(stored, end)
-        return [
-            Claim(
-                self,
-                uid,
-                ttl,
-                several[rows[0].group_id].group,
-                {row.position: several[row.group_id].turns.get(row.position, ()) for row in rows},
-            )
-            for uid, rows in found.items()
-            if rows[0].group_id in several  # else it was deleted since
-        ]
+        made = []
+        for uid, rows in found.items():
+            decoded = several.get(rows[0].group_id)
+            if decoded is None:  # it was deleted since
+                continue
+            sound = []
+            for row in rows:
+                if (damage := _damage(decoded, row.position)) is None:
+                    sound.append(row.position)
+                    continue
+                # Otherwise each claim would get it again, and no other trajectory.
+                logger.warning(
+                    "buffer %r: position %d of group %r is unusable, because its turns are "
+                    "damaged: %s",
+                    self.name,
+                    row.position,
+                    row.group_uid,
+                    damage,
+                )
+                reason = f"its turns are damaged: {damage}"
+                await self._fail(row.group_uid, row.position, reason, 0, claim_uid=uid)
+            if sound and isinstance(decoded, Unfinished):
+                turns = {position: decoded.turns.get(position, ()) for position in sound}
+                made.append(Claim(self, uid, ttl, decoded.group, turns))
+        return made
 
-    async def _decoded_turns(self, stored: Stored, end: float) -> dict[int, Unfinished]:
+    async def _decoded_turns(
+        self, stored: Stored, end: float
+    ) -> dict[int, Unfinished | CorruptPayloadError]:
         whole = await self._payloads.read(stored, end)
         return await asyncio.to_thread(unfinished_of, whole)
 
-    async def _read_turns(self, group_uid: str, position: int, end: float) -> Unfinished:
-        """Read the turns of a trajectory."""
+    async def _read_turns(self, group_uid: str, position: int, end: float) -> tuple[Turn, ...]:
+        """Read the turns of a trajectory.
+
+        Raises:
+            CorruptPayloadError: They are damaged.
+        """
 
         def read(session: Session) -> Stored:
             return unfinished.fetch_one(session, self.id, group_uid, position)
 
-        [found] = (await self._decoded_turns(await self._read(read, end), end)).values()
-        return found
+        [(group_id, found)] = (await self._decoded_turns(await self._read(read, end), end)).items()
+        if isinstance(found, CorruptPayloadError):
+            raise found
+        if (damage := found.damaged.get(position)) is not None:
+            raise CorruptPayloadError(f"turns at position {position}: {damage}", [group_id])
+        return found.turns.get(position, ())
 
     async def _append(
         self,
@@ -455,8 +483,7 @@ class Claiming(Putting, Drawing):
     ) -> GroupStatus:
         names = checks.uids("discarded", discarded)
         wait = checks.seconds("timeout", timeout)
-        found = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
-        turns = found.turns.get(position, ())
+        turns = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
         if not turns:
             raise InvalidInputError(
                 "position", "one with turns; `add_episode` adds a whole episode", position
@@ -467,6 +494,7 @@ class Claiming(Putting, Drawing):
             if turn.uid in names:
                 object.__setattr__(turn, "is_discarded", True)
         episode = Episode(turns=turns, **values)
+        trained = zip(turns, episode.forest.is_trained, strict=True)
         return await self._add(
             group_uid,
             episode,
@@ -474,7 +502,7 @@ class Claiming(Putting, Drawing):
             wait,
             claim_uid=claim_uid,
             num_turns=len(turns),
-            discarded=names,
+            discarded=[turn.uid for turn, is_trained in trained if not is_trained],
         )
 
     async def _fail(
@@ -506,6 +534,11 @@ class Claiming(Putting, Drawing):
                 claims.release(buffer, claim_uid, reason, attempts=attempts)
 
         await self._write(work)
+
+
+def _damage(found: Unfinished | CorruptPayloadError, position: int) -> str | None:
+    """Return why a trajectory cannot be read, or None."""
+    return found.reason if isinstance(found, CorruptPayloadError) else found.damaged.get(position)
 
 
 def _release_all(scope: Scope, session: Session, *, made: Found) -> None:

@@ -54,6 +54,9 @@ ENCODE_INLINE_TOKENS = 32_768
 #: payload, on.
 LOGGED_REPEATED_BYTES, LOGGED_REPEATED_SHARE = 64 << 10, 0.25
 
+#: Each position of an incremental group is a row from the beginning.
+MOST_EPISODES = 65_536
+
 #: Errors after which a put waits and tries again.
 _RETRIED_ERRORS = (RateLimitedError, BufferFullError)
 
@@ -191,7 +194,9 @@ class Putting(BufferCore):
             BufferFullError: No capacity could be freed until `timeout`.
             InvalidInputError: An argument is invalid.
         """
-        expected = checks.whole_number("expected_episodes", expected_episodes, least=1)
+        expected = checks.whole_number(
+            "expected_episodes", expected_episodes, least=1, most=MOST_EPISODES
+        )
         least = None
         if min_episodes is not None:
             least = checks.whole_number("min_episodes", min_episodes, least=1)

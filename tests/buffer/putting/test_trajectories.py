@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, Store, Turn
@@ -505,3 +505,48 @@ async def test_claims_that_never_reached_their_caller(
             await buffer.claim(2, ttl=36_000)
     infos = await buffer.trajectories()
     assert [(one.claim_uid, one.attempts) for one in infos] == [(None, 0), (None, 0)]
+
+
+@pytest.mark.parametrize("part", ["turn", "context"])
+async def test_damage_does_not_block_other_trajectories(
+    buffer: Buffer, url: str, part: str
+) -> None:
+    await opened(buffer, "damaged", min_episodes=1)
+    await opened(buffer, "sound", 1)
+    await buffer.append_turn("damaged", 0, turn("t0"))
+    here = schema.IS_OF_TURN if part == "turn" else (schema.payload.c.part == -1)
+    here &= schema.payload.c.group_id == 1
+    async with transaction(url) as connection:
+        await connection.execute(update(schema.payload).where(here).values(checksum=1))
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.turns("damaged", 0)
+    claims = await buffer.claim(1, ttl=60)
+    assert len(claims) == 1
+    claims += await buffer.claim(9, ttl=60, timeout=0)
+    found = [(one.group.group_uid, one.positions) for one in claims]
+    assert found == [("damaged", (1,)), ("sound", (0,))][part == "context" :]
+    unusable = [one for one in await buffer.trajectories(uids="damaged") if one.unusable_reason]
+    assert [one.position for one in unusable] == ([0] if part == "turn" else [0, 1])
+    assert "are damaged: checksum is" in str(unusable[0].unusable_reason)
+
+
+async def test_rows_of_turns_say_what_is_trained_on(buffer: Buffer, url: str) -> None:
+    turns = chain(3)
+    lost = turn("lost", turns[2], is_discarded=True)
+    below = turn("below", lost)
+    await buffer.put(rdb.EpisodeGroup("agents", [rdb.Episode(turns=[*turns, lost, below])]))
+    await opened(buffer, expected=1)
+    for one in (*turns, turn("lost", turns[2]), turn("below", turn("lost", turns[2]))):
+        await buffer.append_turn("g", 0, one)
+    await buffer.finish_episode("g", 0, discarded=["lost"])
+    async with transaction(url) as connection:
+        rows = (await connection.execute(select(schema.turn))).all()
+    for group_id in {row.group_id for row in rows}:
+        mine = sorted((row for row in rows if row.group_id == group_id), key=lambda it: it.turn)
+        assert [row.is_discarded for row in mine] == [False, False, False, True, True]
+        assert [row.parent for row in mine] == [None, 0, 1, 2, 3]
+
+
+async def test_the_number_of_positions_is_limited(buffer: Buffer) -> None:
+    with pytest.raises(rdb.InvalidInputError, match="expected_episodes"):
+        await opened(buffer, expected=65_537)

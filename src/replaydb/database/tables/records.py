@@ -326,10 +326,13 @@ def episode_row(one: Episode) -> dict[str, Any]:
 
 def turn_rows(one: Episode) -> list[dict[str, Any]]:
     """Return the columns of `turn` that follow from the turns of an episode."""
-    parents = parents_of(one.turns)
+    if not one.turns:
+        return []
+    parents = (None if parent < 0 else parent for parent in parents_of(one.turns))
+    every = zip(one.turns, parents, one.forest.is_trained, strict=True)
     return [
-        {"turn": i, "parent": None if parent < 0 else parent, **turn_facts(turn)}
-        for i, (turn, parent) in enumerate(zip(one.turns, parents, strict=True))
+        {"turn": i, "parent": parent, **turn_facts(turn), "is_discarded": not is_trained}
+        for i, (turn, parent, is_trained) in enumerate(every)
     ]
 
 

@@ -84,45 +84,55 @@ def _uid(field: str, turn: Turn) -> str:
 
 
 class Unfinished(NamedTuple):
-    """A pending group without its episodes, and the turns of its trajectories by position."""
+    """A pending group without its episodes, and some of its trajectories.
+
+    Attributes:
+        group: The group.
+        turns: The turns of each trajectory, by position. Those without turns are omitted.
+        damaged: Why the turns of others cannot be read, by position.
+    """
 
     group: StoredGroup
     turns: Mapping[int, tuple[Turn, ...]]
+    damaged: Mapping[int, str]
 
 
-def unfinished_of(stored: Stored) -> dict[int, Unfinished]:
+def unfinished_of(stored: Stored) -> dict[int, Unfinished | CorruptPayloadError]:
     """Decode pending groups, by id, from their rows and the parts of their context and turns.
 
-    Raises:
-        CorruptPayloadError: The row or a part of a group is damaged.
+    The value of a group whose row or context is damaged is the error.
     """
-    found: dict[int, Unfinished] = {}
+    found: dict[int, Unfinished | CorruptPayloadError] = {}
     for facts in stored.groups:
         mine = [part for part in stored.payloads if part["group_id"] == facts["id"]]
         try:
             found[facts["id"]] = _unfinished(facts, mine)
         except CorruptPayloadError as error:
-            raise CorruptPayloadError(error.reason, [facts["id"]]) from error
+            found[facts["id"]] = CorruptPayloadError(error.reason, [facts["id"]])
     return found
 
 
 def _unfinished(facts: Facts, parts: list[Facts]) -> Unfinished:
     check_scalars(facts)
     context = decoded_context([part for part in parts if not is_of_turn(part)])
-    turns = decoded_turns([part for part in parts if is_of_turn(part)])
-    return Unfinished(StoredGroup(facts, {}, context), turns)
+    of_turns: dict[int, list[Facts]] = {}
+    for part in filter(is_of_turn, parts):
+        of_turns.setdefault(part["of_part"], []).append(part)
+    turns, damaged = {}, {}
+    for position, mine in of_turns.items():
+        try:
+            turns[position] = _decoded(mine)
+        except CorruptPayloadError as error:
+            damaged[position] = error.reason
+    return Unfinished(StoredGroup(facts, {}, context), turns, damaged)
 
 
-def decoded_turns(parts: Iterable[Facts]) -> dict[int, tuple[Turn, ...]]:
-    """Decode the turns of unfinished trajectories of a group, by position.
-
-    Args:
-        parts: Rows of their parts.
+def _decoded(parts: Iterable[Facts]) -> tuple[Turn, ...]:
+    """Decode the turns of an unfinished trajectory from the rows of their parts.
 
     Raises:
         CorruptPayloadError: A part is damaged, or a turn that another one follows is missing.
     """
-    found: dict[int, list[Turn]] = {}
     known: dict[str, Turn] = {}
     for part in sorted(parts, key=lambda one: one["part"]):
         if (wrong := damage_of(part)) is not None:
@@ -131,8 +141,7 @@ def decoded_turns(parts: Iterable[Facts]) -> dict[int, tuple[Turn, ...]]:
         if turn.uid is None or turn.uid in known:
             raise CorruptPayloadError(f"turn {turn.uid!r} has no uid of its own")
         known[turn.uid] = turn
-        found.setdefault(part["of_part"], []).append(turn)
-    return {position: tuple(mine) for position, mine in found.items()}
+    return tuple(known.values())
 
 
 def part_of(position: int, turn: int, expected: int) -> int:

@@ -443,10 +443,11 @@ def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int], num_shared: int)
 def restarts(episodes: Iterable[Episode]) -> Iterator[tuple[int, int]]:
     """Yield the episode and turn index of each prompt that does not repeat all tokens of a turn.
 
-    In a batch, a new row begins at such a turn. First turns, and turns that are not trained on, are
-    left out. Both indexes start at 0.
+    In a batch, a new row begins at such a turn. First turns, turns that are not trained on, and
+    turns with a parent, whose context is their own on purpose, are left out. Both indexes start at
+    0.
     """
     for i, episode in enumerate(episodes):
         for j, (above, is_trained) in enumerate(zip(*episode.forest, strict=True)):
-            if j and above < 0 and is_trained:
+            if j and above < 0 and is_trained and episode.turns[j].parent is None:
                 yield i, j
