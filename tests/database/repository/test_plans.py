@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from replaydb.database.filters.compiling import at_most_stale, checked
 from replaydb.database.filters.tag_lookups import lookups_in
 from replaydb.database.postgresql.combined_writes import writes_as_one
 from replaydb.database.postgresql.sequences import identify_groups
-from replaydb.database.repository import tasks
+from replaydb.database.repository import claims, tasks, trajectories, unfinished
 from replaydb.database.repository.aging import (
     age_groups,
     select_all_too_stale,
@@ -265,6 +266,18 @@ async def fill(url: str) -> None:
             {"group_id": i, "name": name, "buffer_id": 1, "text": text, "number": number}
             for i in range(1, NUM_GROUPS + 1)
             for name, text, number in (("level", f"level-{i % 500}", None), ("n", None, i % 700))
+        ])  # fmt: skip
+        await connection.execute(insert(trajectory), [
+            {"group_id": i, "position": position, "buffer_id": 1, "num_turns": i % 3,
+             **({"claim_uid": f"claim-{i}", "claimed_by": "worker", "claimed_at": NOW,
+                 "expires_at": NOW} if i % 10 == 0 else {"claim_uid": None, "claimed_by": None,
+                 "claimed_at": None, "expires_at": None})}
+            for i in range(1, NUM_GROUPS + 1) for position in (1, 2)
+        ])  # fmt: skip
+        await connection.execute(insert(turn), [
+            {"group_id": i, "position": 1, "turn": number, "turn_uid": f"call-{number}",
+             "num_prompt_tokens": 1, "num_tokens": 2, "num_loss_tokens": 1, "metadata": {}}
+            for i in range(1, NUM_GROUPS + 1) for number in range(i % 3)
         ])  # fmt: skip
         draws_made = {"buffer_id": 1, "policy": "Fifo()", "created_at": NOW}
         await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 3001)])
@@ -905,6 +918,33 @@ async def test_available_groups_are_read_from_task_counters(connection: AsyncCon
     plan = await plan_of(connection, select_task_counters(1))
     assert plan.indexes >= {"ix_episode_group_comparable_version"}, plan.text
     assert plan.scans <= {"task"}, plan.text
+
+
+async def test_trajectories_and_turns_are_found_by_key(connection: AsyncConnection) -> None:
+    for statement in (
+        trajectories.lock_trajectories(1, ["uid-5"], ["1/uid-5"]),
+        trajectories.select_known_turns(1, ["uid-5"], ["call-1", "call-2"]),
+        trajectories.select_position(1, "uid-5", 1),
+        trajectories.select_trajectories([5, 6]),
+        trajectories.close_trajectories([5, 6], "closed"),
+        trajectories.delete_turn_parts(5, [2, 4]),
+        claims.select_claimed(1, "claim-10"),
+        claims.select_claimed_tasks(1, "claim-10"),
+        unfinished.select_turn(1, "uid-5", 1, "call-1"),
+    ):
+        plan = await plan_of(connection, statement)
+        assert not plan.scans & {"trajectory", "turn", "episode_group", "payload"}, plan.text
+
+
+@pytest.mark.parametrize("whole_groups", [False, True])
+async def test_free_trajectories_are_read_in_the_order_of_an_index(
+    connection: AsyncConnection, whole_groups: bool
+) -> None:
+    locked: Any = SimpleNamespace(id=1, task_states=TASKS[:2])
+    terms = claims.ClaimTerms("worker", 60.0, whole_groups)
+    plan = await plan_of(connection, claims._select_free(locked, terms, 4))
+    assert "ix_trajectory_open" in plan.indexes, plan.text
+    assert "trajectory" not in plan.scans, plan.text
 
 
 async def test_the_first_run_of_a_lock_returns_one_task(connection: AsyncConnection) -> None:

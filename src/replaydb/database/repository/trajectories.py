@@ -67,7 +67,8 @@ class Append:
         position: Position of the trajectory in the group.
         claim_uid: The claim of the caller; None: it has none.
         facts: Columns of `turn` that follow from the turn itself.
-        parents: Uids of the turns that it follows, and with whose tokens it begins.
+        parent: Uid of the turn that it follows, if it does.
+        begins_with: Uid of the turn that has the last of the tokens with which it begins.
         payload: The turn, encoded.
     """
 
