@@ -157,9 +157,13 @@ EXTRAS: list[Any] = [
     *({name: [1]} for name in NAMES),
 ]
 
+#: Numbers in the range of float32; bools are 1.0 and 0.0 for rewards.
+NUMBERS_32: list[Any] = ["1.5", float("nan"), 10**400, 1e39, [1.0], b"1", 1j]
+
 WRONG: dict[str, list[Any]] = {
     "above": INTEGERS,
     "advance_policy": [2**31, *INTEGERS],
+    "advantage": NUMBERS_32,
     "advantages": ["text", 3, [[1.0]], [math.inf], [1.0, 2.0]],
     "after": [3, "last"],
     "at_least": [-1, *INTEGERS],
@@ -168,6 +172,7 @@ WRONG: dict[str, list[Any]] = {
     "before": INTEGERS,
     "below": INTEGERS,
     "buffer": NAMES,
+    "claim_uid": NAMES,
     "collate": [3, "list"],
     "create": FLAGS,
     "cursor": [3, [1], {"a": None}, *OBJECTS[3:], *({name: 1} for name in NAMES)],
@@ -287,6 +292,13 @@ WRONG: dict[str, list[Any]] = {
     "version": [2**31, *INTEGERS],
     "where": [3, "status", [1], {}, rdb.col],
     "world_size": [0, *INTEGERS],
+    "discarded": [3, [3], "", [""]],
+    "finish_reason": TEXTS,
+    "parent_uid": NAMES,
+    "reward": NUMBERS_32,
+    "text": [3, b"a"],
+    "turn": [None, 3, "text", rdb.Turn],
+    "whole_groups": FLAGS,
 }
 
 
@@ -306,17 +318,22 @@ async def test_every_argument_of_every_call_is_checked(
         "Batch.packed": {"pad_token_id": 0, "max_tokens": 9},
         "Batch.padded": {"pad_token_id": 0},
         "Batch.split": {"pad_token_id": 0},
+        "Batch.trees": {"pad_token_id": 0},
         "Buffer.ack": {"lease_id": lease.id},
         "Buffer.add_episode": {"group_uid": "open", "episode": episode()},
         "Buffer.admission": {"batch_size": 1, "max_staleness": 0},
         "Buffer.advance_policy": {"version": 0},
+        "Buffer.append_turn": {"group_uid": "open", "position": 0, "turn": turn(uid="call-1")},
+        "Buffer.claim": {"ttl": 60, "timeout": 0},
         "Buffer.copy_to": {"other": await store.buffer("other")},
         "Buffer.count": {},
         "Buffer.cursor": {"name": "data"},
         "Buffer.delete": {},
         "Buffer.draws": {},
         "Buffer.episodes": {"group_id": one},
+        "Buffer.fail_episode": {"group_uid": "open", "position": 0, "reason": "timeout"},
         "Buffer.find": {},
+        "Buffer.finish_episode": {"group_uid": "open", "position": 0},
         "Buffer.get": {"ids": [one]},
         "Buffer.lease": {"n": 1, "ttl": 60},
         "Buffer.leases": {},
@@ -329,11 +346,14 @@ async def test_every_argument_of_every_call_is_checked(
         "Buffer.put": {"groups": group()},
         "Buffer.read_lease": {"lease_id": lease.id},
         "Buffer.redraw": {"draw_id": 1},
+        "Buffer.release_claim": {"claim_uid": "a", "reason": "killed"},
         "Buffer.revoke": {"lease_id": lease.id},
         "Buffer.sample": {"n": 1},
         "Buffer.stats": {},
         "Buffer.steps": {},
         "Buffer.texts": {"ids": [one]},
+        "Buffer.trajectories": {},
+        "Buffer.turns": {"group_uid": "open", "position": 0},
         "Buffer.update": {"ids": [one, two], "status": "filtered"},
         "Buffer.update_priorities": {"ids": [one], "priorities": [2.0]},
         "Buffer.update_settings": {},
@@ -520,7 +540,12 @@ def test_calls_that_wait_have_the_default_of_their_kind() -> None:
         if "timeout" in (parameters := inspect.signature(call).parameters)
     }
     at_once = dict.fromkeys(["lease", "peek", "sample"], 0)
-    backpressure = dict.fromkeys(["add_episode", "admission", "open_group", "put", "wait_until"])
+    backpressure = dict.fromkeys(
+        [
+            *("add_episode", "admission", "claim", "fail_episode", "finish_episode", "open_group"),
+            *("put", "wait_until"),
+        ]
+    )
     loops = dict.fromkeys(["ReplayDataset", "loader"])
     assert found == at_once | backpressure | loops | {"close": 60}
 

@@ -483,6 +483,7 @@ class Claiming(Putting, Drawing):
     ) -> GroupStatus:
         names = checks.uids("discarded", discarded)
         wait = checks.seconds("timeout", timeout)
+        Episode(prompt_ids=[], response_ids=[], **values)  # checks them before anything is read
         turns = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
         if not turns:
             raise InvalidInputError(

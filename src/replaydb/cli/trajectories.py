@@ -8,6 +8,7 @@ import typer
 
 from replaydb.cli.console import BufferName, Json, Url, print_json, print_table, with_buffer
 from replaydb.cli.selecting import Tasks
+from replaydb.errors import ClaimExpiredError
 
 app = typer.Typer(help="List unfinished trajectories, and end claims.", no_args_is_help=True)
 
@@ -62,5 +63,11 @@ def release(
     reason: Annotated[str, typer.Option(help="Reason to record.")] = "released by replaydb",
 ) -> None:
     """End a claim, whichever process has it, so that its trajectories can be claimed again."""
-    with_buffer(url, buffer, lambda buffer: buffer.release_claim(claim, reason=reason), write=True)
-    typer.echo(f"claim {claim} has ended")
+    try:
+        with_buffer(
+            url, buffer, lambda buffer: buffer.release_claim(claim, reason=reason), write=True
+        )
+    except ClaimExpiredError:
+        typer.echo(f"claim {claim} had ended before")
+    else:
+        typer.echo(f"claim {claim} has ended")

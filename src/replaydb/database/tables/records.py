@@ -310,6 +310,7 @@ def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
 def episode_row(one: Episode) -> dict[str, Any]:
     """Return the columns of `episode` that follow from the episode itself."""
     rows = one.row_lengths
+    ended = one.turns[-1] if one.turns and one.finish_reason is None else one
     return {
         "reward": one.reward,
         "advantage": one.advantage,
@@ -319,7 +320,7 @@ def episode_row(one: Episode) -> dict[str, Any]:
         "num_turns": one.num_turns,
         "min_policy_version": one.min_policy_version,
         "max_policy_version": one.max_policy_version,
-        "finish_reason": one.finish_reason or (one.turns[-1].finish_reason if one.turns else None),
+        "finish_reason": ended.finish_reason,
         "metadata": one.metadata,
     }
 
