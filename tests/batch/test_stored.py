@@ -52,6 +52,8 @@ def test_scalars_equal_those_of_the_put_group(episodes: list[Episode]) -> None:
         lengths = [len(row.episode.token_ids) for row in rows] or [len(given_episode.token_ids)]
         assert facts.pop("longest_row") == max(lengths)
         assert facts["num_tokens"] == sum(lengths)
+        turns = given_episode.turns if given_episode.finish_reason is None else ()
+        assert facts.pop("finish_reason") == (turns or (given_episode,))[-1].finish_reason
         assert facts == {name: getattr(given_episode, name) for name in facts}
 
 
