@@ -284,7 +284,11 @@ def begins_with(segment: Segment, before: Segment) -> bool:
         segment.tokens(probe.start, probe.stop), before.tokens(probe.start, probe.stop)
     ):
         return False
-    return common_tokens(before, segment.tokens(0, before.length)) == before.length
+    # Tokens that both have from the same segment are not compared.
+    known = before.shared
+    if known and owner(segment, known) is not owner(before, known):
+        known = 0
+    return np.array_equal(segment.tokens(known, before.length), before.tokens(known, before.length))
 
 
 def owner(segment: Segment, length: int) -> Segment:
