@@ -123,7 +123,7 @@ async def test_times(buffer: Buffer, clock: Clock) -> None:
         "age_max": 1000,
         "age_mean": 500,
     }.items():
-        assert found[f"buffer/{name}"] == pytest.approx(seconds)
+        assert found[f"buffer/{name}"] == pytest.approx(seconds, abs=5)
 
 
 async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer, clock: Clock) -> None:
@@ -134,8 +134,8 @@ async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer, cloc
     clock.jump(1000)
     await buffer.sample(1)
     found = await buffer.metrics()
-    assert found["buffer/age_max"] == pytest.approx(2000)
-    assert found["buffer/wait_max"] == pytest.approx(0, abs=0.01)
+    assert found["buffer/age_max"] == pytest.approx(2000, abs=5)
+    assert found["buffer/wait_max"] == pytest.approx(0, abs=5)
 
 
 async def test_starved_tasks_and_deleted_groups(buffer: Buffer) -> None:
