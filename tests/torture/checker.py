@@ -24,17 +24,21 @@ LIVE = {"pending", "completed", "leased", "aborted"}
 
 _QUERIES = {
     "groups": "SELECT id, buffer_id, task_name, group_uid, group_status, weight, num_episodes,"
-    " num_tokens, num_bytes, times_sampled, lease_id, staleness, comparable_version"
+    " num_tokens, num_bytes, times_sampled, lease_id, staleness, comparable_version,"
+    " expected_episodes, min_episodes, completed_at"
     " FROM episode_group",
     "buffers": "SELECT id, policy_version FROM buffer",
     "leased": "SELECT group_id FROM draw_group WHERE outcome = 'leased'",
+    "drawn": "SELECT group_id FROM draw_group",
     "tasks": "SELECT buffer_id, task_name, num_available, total_weight, num_pending, num_leased,"
     " stored_groups, stored_tokens, stored_bytes, num_sampled, aged_to FROM task",
     "leases": "SELECT id FROM lease",
-    "payloads": "SELECT group_id, checksum, data, pack_id, pack_offset, pack_length FROM payload",
+    "payloads": "SELECT group_id, checksum, data, pack_id, pack_offset, pack_length,"
+    " field IS NULL AND of_part IS NOT NULL AS is_of_turn FROM payload",
     "packs": "SELECT id, name, num_bytes, live_parts, live_bytes, condemned_at, removing FROM pack",
     "stores": "SELECT url, store_uid FROM payload_place",
-    "episodes": "SELECT group_id, num_tokens FROM episode",
+    "episodes": "SELECT group_id, position, num_tokens FROM episode",
+    "trajectories": "SELECT group_id, position, attempts, unusable_reason FROM trajectory",
     "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",
 }
 
@@ -46,12 +50,14 @@ class Tables:
     groups: list[Row]
     buffers: list[Row]
     leased: list[Row]
+    drawn: list[Row]
     tasks: list[Row]
     leases: list[Row]
     payloads: list[Row]
     packs: list[Row]
     stores: list[Row]
     episodes: list[Row]
+    trajectories: list[Row]
     cursors: list[Row]
 
     @property
@@ -127,7 +133,8 @@ def check_tables(tables: Tables) -> None:
             begin = row["pack_offset"]
             data = contents[row["pack_id"]][begin : begin + row["pack_length"]]
         assert _xxh3(data) == row["checksum"], f"payload of {row['group_id']}"
-        sizes[row["group_id"]] += len(data)
+        if not row["is_of_turn"]:  # it is counted when its trajectory is finished
+            sizes[row["group_id"]] += len(data)
     episodes, tokens = Counter[int](), Counter[int]()
     for row in tables.episodes:
         episodes[row["group_id"]] += 1

@@ -25,6 +25,7 @@ from torture.attacks import (
     power,
     server_disk,
     servers,
+    trajectories,
 )
 from torture.context import AttackContext
 
@@ -64,6 +65,7 @@ ATTACKS: dict[str, Attack] = {
     "clocks": clocks,
     "copies": copies,
     "packs": packs,
+    "trajectories": trajectories,
 }
 
 
