@@ -463,10 +463,16 @@ class Claiming(Putting, Drawing):
     async def _check_same(
         self, group_uid: str, position: int, turn: Turn, data: Any, outcome: Appended
     ) -> None:
-        """Check that a turn that was there before is the given one."""
+        """Check that a turn that was there before is the given one.
+
+        Raises:
+            DuplicateTurnError: It is another one.
+            DuplicateEpisodeError: The trajectory was finished meanwhile.
+            UnknownGroupError: The group was deleted meanwhile.
+        """
 
         def read(session: Session) -> Any:
-            return unfinished.data_of(session, outcome.group_id, position, outcome.turn)
+            return unfinished.data_of(session, self.id, group_uid, position, outcome.turn)
 
         stored = await self._read(read)
         if stored is None or not codec.same_content(stored, data):

@@ -80,6 +80,24 @@ async def test_repeated_appends(buffer: Buffer) -> None:
     assert await buffer.turns("g", 0) == [first, second]
 
 
+@pytest.mark.parametrize("end", ["finish", "delete"])
+async def test_a_trajectory_that_ends_during_a_repeated_append(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    group_id = await opened(buffer)
+    await buffer.append_turn("g", 0, turn("t0"))
+    compare = Buffer._check_same
+
+    async def ended(*args: Any) -> None:
+        await (buffer.finish_episode("g", 0) if end == "finish" else buffer.delete([group_id]))
+        await compare(*args)
+
+    monkeypatch.setattr(Buffer, "_check_same", ended)
+    expected = rdb.DuplicateEpisodeError if end == "finish" else rdb.UnknownGroupError
+    with pytest.raises(expected):  # as if it had ended before the call
+        await buffer.append_turn("g", 0, turn("t0"))
+
+
 async def test_a_parent_by_its_uid(buffer: Buffer) -> None:
     await opened(buffer)
     first, second = chain(2)

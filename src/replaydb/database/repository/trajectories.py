@@ -88,12 +88,10 @@ class Appended(NamedTuple):
     """Where a turn is.
 
     Attributes:
-        group_id: Id of the group.
         turn: Number of the turn in its trajectory, from 0.
         is_new: Whether it was appended, and was not there already.
     """
 
-    group_id: int
     turn: int
     is_new: bool
 
@@ -149,7 +147,7 @@ class _Turns:
         uid = one.facts["turn_uid"]
         known = self._known.get((one.group_uid, uid))
         if known is not None and known[0] == one.position:
-            return Appended(row.group_id, known[1], is_new=False)
+            return Appended(known[1], is_new=False)
         if known is not None:
             expected = f"a uid that no other turn of the group has; position {known[0]} has it"
             raise InvalidInputError("turn.uid", expected, repr(uid))
@@ -178,7 +176,7 @@ class _Turns:
         }
         stored = {**one.payload.row(row.group_id), "part": part, "of_part": one.position}
         self._new.append((facts, stored))
-        return Appended(row.group_id, number, is_new=True)
+        return Appended(number, is_new=True)
 
     def _parent(self, one: Append, uid: str | None) -> int | None:
         """Return the number of a turn of the same trajectory."""

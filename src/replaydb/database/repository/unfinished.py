@@ -50,6 +50,15 @@ def fetch(session: Session, buffer_id: int, places: Collection[tuple[int, int]])
 def fetch_one(session: Session, buffer_id: int, group_uid: str, position: int) -> Stored:
     """Return the row of a group, with the parts of its context and of one trajectory.
 
+    It raises the errors of `_group_of`.
+    """
+    group_id = _group_of(session, buffer_id, group_uid, position)
+    return fetch(session, buffer_id, [(group_id, position)])
+
+
+def _group_of(session: Session, buffer_id: int, group_uid: str, position: int) -> int:
+    """Return the id of the group of a trajectory.
+
     Raises:
         UnknownGroupError: The group does not exist.
         InvalidInputError: The position is not below `expected_episodes`.
@@ -59,10 +68,10 @@ def fetch_one(session: Session, buffer_id: int, group_uid: str, position: int) -
     found = session.run(select_known_uids(buffer_id, [group_uid]))
     if not found:
         raise UnknownGroupError([group_uid])
-    [row] = found
-    if position not in [one.position for one in session.run(select_positions(row.id))]:
+    group_id: int = found[0].id
+    if position not in [one.position for one in session.run(select_positions(group_id))]:
         trajectories.explain_missing(session, buffer_id, group_uid, position)
-    return fetch(session, buffer_id, [(row.id, position)])
+    return group_id
 
 
 def find_turn(
@@ -73,11 +82,13 @@ def find_turn(
     return Parent(turn_uid, rows[0].num_tokens) if rows else None
 
 
-def data_of(session: Session, group_id: int, position: int, number: int) -> Any:
-    """Return the encoded bytes of a turn; None if there are none any more."""
-    [row] = session.run(select_expected(group_id)) or [None]
-    if row is None:
-        return None
+def data_of(session: Session, buffer_id: int, group_uid: str, position: int, number: int) -> Any:
+    """Return the encoded bytes of a turn of a trajectory; None if there are none.
+
+    It raises the errors of `_group_of`.
+    """
+    group_id = _group_of(session, buffer_id, group_uid, position)
+    [row] = session.run(select_expected(group_id))
     part = part_of(position, number, row.expected_episodes)
     rows = session.run(select_part(group_id, part))
     return rows[0].data if rows else None
