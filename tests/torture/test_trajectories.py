@@ -69,7 +69,7 @@ VIOLATIONS: dict[str, tuple[list[Entry], dict[str, Any]]] = {
     "a turn began after its claim or place": (late("e", None, 8.0), stores("a", "b", "d", "e")),
     "a release began after": (late("r", "old", 8.0, "release"), {}),
     "a claim at the same time": ([claimed(4.2, LOST, "third", ["a", "b"])], {}),
-    "not in a later claim": (late("e", "old", 2.6), stores("a", "b", "e", "d")),
+    "turns are not in a later claim": (late("e", "old", 2.6), stores("a", "b", "e", "d")),
     "turns have changed": ([], stores("b", "a", "d")),
     "an acknowledged finish is lost": ([], {"ended_by": "other", "reward": None}),
     "an acknowledged fail is lost": (late("fail", "new", 7.0, "fail"), {}),
