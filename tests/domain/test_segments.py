@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import Batch, Episode, EpisodeGroup, InvalidInputError, Ragged, Turn
+from replaydb.domain.episodes.turns import with_own_extras
 from replaydb.training import merge_turns
 from support.batches import stored_group
 from support.examples import examples
@@ -128,6 +129,49 @@ def test_an_extra_keeps_what_differs_from_its_parent(first: int) -> None:
     column = below.segment.columns["token/x"]
     assert below.token_extras["x"].tolist() == values.tolist()
     assert column.begin == (0 if first else 3)
+
+
+@pytest.mark.parametrize(
+    "above", [None, np.ones((3, 2), np.uint8), np.ones((2, 2), np.uint8), np.ones((3, 2), np.int8)]
+)
+def test_extras_of_own_tokens_follow_those_of_the_parent(above: Any) -> None:
+    extras = {} if above is None else {"x": above}
+    parent = Turn(prompt_ids=[1, 2], response_ids=[3], token_extras=extras)
+    own = np.arange(6, dtype=np.uint8).reshape(3, 2)
+    more = {"x": own, "y": Ragged.of([[1], [], [2, 3]])}
+    turn = Turn(parent=parent, new_ids=[4], response_ids=[5, 6], token_extras={"z": [7, 8]})
+    made = with_own_extras(turn, more)
+    before = (
+        above if above is not None and above.shape == (3, 2) and above.dtype == own.dtype else 0
+    )
+    assert made.token_extras["x"].tolist() == [
+        *(np.zeros((3, 2), int) + before).tolist(),
+        *own.tolist(),
+    ]
+    assert made.token_extras["y"].tolist() == [[], [], [], [1], [], [2, 3]]
+    assert made.token_extras["z"].tolist() == [0, 0, 0, 0, 7, 8]
+    assert turn.token_extras.keys() == {"z"}
+    assert made == Turn(
+        parent=parent, new_ids=[4], response_ids=[5, 6], token_extras=made.token_extras
+    )
+    first = with_own_extras(Turn(prompt_ids=[1], response_ids=[2]), {"x": [5, 6]})
+    assert first == Turn(prompt_ids=[1], response_ids=[2], token_extras={"x": [5, 6]})
+
+
+@pytest.mark.parametrize(
+    ("extras", "field"),
+    [
+        ({"x": [1]}, "token_extras['x']"),
+        ({"z": [1, 2]}, "token_extras"),
+        ({"": [1, 2]}, "token_extras name"),
+    ],
+)
+def test_wrong_extras_of_own_tokens(extras: dict[str, Any], field: str) -> None:
+    parent = Turn(prompt_ids=[1, 2], response_ids=[3])
+    turn = Turn(parent=parent, new_ids=[4], response_ids=[5], token_extras={"z": [7]})
+    with pytest.raises(InvalidInputError) as caught:
+        with_own_extras(turn, extras)
+    assert caught.value.field == field
 
 
 def test_rewards_of_tokens_have_a_value_for_the_last_token() -> None:

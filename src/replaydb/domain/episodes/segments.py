@@ -167,10 +167,10 @@ class Segment:
         lowest = min([int(np.min(values)) for _, values in own.pieces if len(values)], default=0)
         return self.values(TOKEN_VERSIONS, begin, end, lowest)  # type: ignore[return-value]
 
-    def extras(self) -> dict[str, Values]:
-        """Return the token extras by name, [T, ...] or [T - 1, ...] each."""
+    def extras(self, begin: int = 0) -> dict[str, Values]:
+        """Return the token extras from a position on by name, [T - begin, ...] or one less each."""
         return {
-            name.removeprefix(EXTRA): self.values(name, 0, column.end)
+            name.removeprefix(EXTRA): self.values(name, begin, column.end)
             for name, column in self.columns.items()
             if name.startswith(EXTRA)
         }

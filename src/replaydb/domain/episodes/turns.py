@@ -17,6 +17,7 @@ from replaydb.domain.episodes.arrays import (
     fixed,
     same,
     spread,
+    spread_named,
     to_bool,
     to_float32,
     to_int32,
@@ -292,6 +293,29 @@ def placed_after(turn: Turn, length: int) -> Turn:
     unread = Segment(length, length, {})
     moved = Segment(whole, length + segment.prompt_length, columns, unread)
     return trusted(Turn, **{**vars(turn), "segment": moved})
+
+
+def with_own_extras(turn: Turn, extras: Mapping[str, ArrayLike]) -> Turn:
+    """Return a turn with more token extras, of which only the values of its own tokens are given.
+
+    Args:
+        turn: A turn without a parent, or with `new_ids`: N own tokens of the context, and R.
+        extras: Arrays [N + R, ...] by name. Before them a turn has the values of its parent, or 0.
+
+    Raises:
+        InvalidInputError: A name is invalid, or an array has another length or cannot be stored.
+    """
+    segment = turn.segment
+    parent, begin, end = segment.parent, segment.shared, segment.length
+    columns = dict(segment.columns)
+    arrays = own_extras(extras, RESERVED | turn.segment.extras(end).keys())
+    for name, values in spread_named("token_extras", arrays, end - begin).items():
+        theirs = None if parent is None else parent.columns.get(EXTRA + name)
+        own = Column(((begin, values),), end)
+        inherits = theirs is not None and (theirs.kind, theirs.end) == (own.kind, begin)
+        columns[EXTRA + name] = own._replace(inherits=inherits)
+    whole = Segment(end, segment.prompt_length, columns, parent)
+    return trusted(Turn, **{**vars(turn), "segment": whole})
 
 
 def check_uids(several: Iterable[tuple[str, Sequence[Turn]]]) -> None:
