@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def identical(one: Any, other: Any) -> bool:
@@ -26,8 +28,14 @@ def identical(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray | np.generic):
         same = (one.dtype, one.shape) == (other.dtype, other.shape)
         return same and one.tobytes() == other.tobytes()
-    if hasattr(one, "equal"):  # tensors
-        return one.dtype == other.dtype and bool(one.equal(other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
+    if isinstance(one, torch.Tensor):
+        same = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same and _bytes(one) == _bytes(other)
+    if isinstance(one, float):  # repr does not show the bits of NaN
+        return struct.pack("d", one) == struct.pack("d", other)
     return bool(one == other)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    storage = tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage()
+    return bytes(storage.tolist())

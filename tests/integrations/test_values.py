@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections import OrderedDict, defaultdict
@@ -17,12 +18,15 @@ from pydantic import BaseModel
 import replaydb as rdb
 from integrations.identical import identical
 from replaydb.integrations.values import (
+    completed,
     dataclasses_of,
     decode,
     encode,
     from_extras,
     to_extras,
     to_reward,
+    uniform,
+    without,
 )
 
 
@@ -86,7 +90,18 @@ OBJECTS = np.array([[None, "a"], [(1,), b"x"], [[1, 2], {"a": np.float32(0.5)}]]
     [
         [["42"], ["007"], [True], [1], [1.0], None, "", "\0\ud800é", "\ud83d\ude00", "␛0000"],
         [2**31, 2**63, -(2**63) - 1, 10**5000, -0.0, float("nan"), float("-inf"), 5e-324],
-        [list(range(20)), [0.1, float("nan")] * 20, [2**64] * 20, [2**63] * 20, [1, True] * 20],
+        [
+            struct.unpack(">d", bytes.fromhex(f"{bits}000001"))[0]
+            for bits in ("7ff8000000", "fff8000000")
+        ],
+        [
+            list(range(20)),
+            [True, False] * 20,
+            [0.1, float("nan")] * 20,
+            [2**64] * 20,
+            [2**63] * 20,
+            [1, True] * 20,
+        ],
         [[2**63, -1] * 20, [2**60 + 1, 0.5] * 20],
         {"a": {1: "x", None: 2, (3, "b"): [4], 1.5: 5}, "b": {True: 6}},
         {"$pairs": {"$tuple": [1]}, "\0": 0, "\ud800": 1, "": 2},
@@ -118,6 +133,56 @@ async def test_values_round_trip_in_metadata(buffer: rdb.Buffer) -> None:
     )
     [group] = await buffer.get([uid])
     assert identical(decode(group.episodes[0].metadata["value"], {}), value)
+
+
+def test_fields_that_columns_have_are_left_out() -> None:
+    usual = {"a": [1, 2], "b": -0.0, "c": np.arange(3), "d": None, "e": torch.ones(2), "f": 1}
+    fields = {"a": [1, 2], "b": 0.0, "c": torch.arange(3), "d": None, "e": torch.ones(2), "g": (1,)}
+    arrays: dict[str, Any] = {}
+    stored = without("fields", fields, usual, arrays)
+    assert stored["usual"] == ["a", "d", "e"]
+    assert stored["fields"] == {"b": 0.0, "c": {"$tensor": "array-0"}, "g": {"$tuple": [[1]]}}
+    found = completed(stored, usual, arrays)
+    assert {name: found[name] for name in fields}.keys() == found.keys()
+    assert identical({name: found[name] for name in fields}, fields)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        ([1.0] * 20, [1.0] * 19 + [0.0]),
+        ([0.0] * 20, [0.0] * 19 + [-0.0]),
+        ([1] * 20, [1.0] * 20),
+        ([], None),
+        ([], ()),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.zeros(2), np.zeros((2, 1))),
+        (torch.zeros(2), torch.zeros(2).bfloat16()),
+        (b"a", b"b"),
+        ("\ud83d\ude00", "\U0001f600"),
+    ],
+)
+def test_other_values_are_not_left_out(one: Any, other: Any) -> None:
+    assert without("fields", {"a": one}, {"a": one}, {})["usual"] == ["a"]
+    assert without("fields", {"a": one}, {"a": other}, {})["usual"] == []
+
+
+def test_unknown_values_are_named() -> None:
+    with pytest.raises(rdb.InvalidInputError, match=r"^fields\.a\[0\]: expected numbers"):
+        without("fields", {"a": [object()]}, {"a": None}, {})
+
+
+def test_token_extras_of_other_kinds_are_left_out() -> None:
+    kinds: dict[str, Any] = {}
+    ragged = rdb.Ragged.of([[1], []])
+    first = {"a": np.zeros((2, 3)), "b": ragged}
+    assert uniform(first, kinds) == first
+    other = {"a": np.zeros((5, 4)), "b": ragged, "c": np.zeros(1)}
+    assert uniform(other, kinds).keys() == {"b", "c"}
+    assert uniform({"a": np.zeros((1, 3), np.float32)}, kinds) == {}
 
 
 def test_dataclasses_are_restored_without_init() -> None:

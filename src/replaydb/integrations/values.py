@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -16,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from replaydb import InvalidInputError
+from replaydb.domain.episodes.arrays import same, to_array
 from replaydb.util.escapes import escape
 
 Arrays = dict[str, Any]
@@ -28,6 +30,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 _EXPECTED = "numbers, text, bytes, arrays, tensors, lists, sets, mappings and known classes"
 _MAX_DEPTH = 100  # as in metadata
 _INT64 = range(-(2**63), 2**63)
+_NAN = struct.pack(">d", math.nan).hex()
 _LONG = 16  # lists of at least this many numbers are smaller and faster to read as arrays
 #: Types for whose values `==` is sufficient if the types are equal.
 _SHALLOW = {NoneType, bool, int, float, str, bytes}
@@ -133,6 +136,48 @@ def from_extras(extras: Mapping[str, Any], name: str, classes: Classes | None = 
     return decode(json.loads(text), extras, classes)
 
 
+def without(field: str, fields: Mapping[str, Any], usual: Mapping[str, Any], arrays: Arrays) -> Any:
+    """Encode fields, except those whose `usual` values, such as those of columns, are identical.
+
+    Identical values have the same types and bits: 1 and 1.0 differ, and so do 0.0 and -0.0.
+
+    Args:
+        field: Name of the fields, for errors.
+        fields: The fields by name.
+        usual: Values that need not be stored, by name.
+        arrays: Receives the arrays and tensors, by name.
+
+    Raises:
+        InvalidInputError: See `encode`.
+    """
+    given = [
+        name
+        for name, value in fields.items()
+        if name in usual and _is_encoded_alike(f"{field}.{name}", value, usual[name])
+    ]
+    others = {name: value for name, value in fields.items() if name not in given}
+    return {"usual": given, "fields": encode(field, others, arrays)}
+
+
+def completed(stored: Any, usual: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode fields that `without` encoded, and add those that it left out."""
+    others: dict[str, Any] = decode(stored["fields"], arrays)
+    return {name: usual[name] for name in stored["usual"]} | others
+
+
+def uniform(extras: Mapping[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    """Return the token extras that have the dtype and shape of those of earlier turns, as all must.
+
+    `kinds`: dtypes and shapes so far. Receives those of other names.
+    """
+    return {
+        name: values
+        for name, values in extras.items()
+        for kind in [(values.dtype, values.shape[1:])]
+        if kinds.setdefault(name, kind) == kind
+    }
+
+
 def create(kind: type, state: Any) -> Any:
     """Create a member of an enumeration from its value, or another object from its fields.
 
@@ -233,6 +278,16 @@ def to_tensor(array: Any) -> Any:
     return array.clone() if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
 
+def _is_encoded_alike(field: str, one: Any, other: Any) -> bool:
+    texts, arrays = [], []
+    for value in (one, other):
+        into: Arrays = {}
+        texts.append(json.dumps(encode(field, value, into), ensure_ascii=False))
+        # `same` compares few dtypes of tensors. The texts distinguish tensors from arrays.
+        arrays.append({name: to_array(name, array) for name, array in into.items()})
+    return texts[0] == texts[1] and same(*arrays)
+
+
 def _is_plain(value: Any) -> bool:
     """Return whether JSON holds the value unchanged."""
     if type(value) is float:
@@ -279,7 +334,7 @@ def _array(array: Any) -> tuple[Any, ...] | None:
 
 def _list(items: list[Any]) -> tuple[Any, ...]:
     kinds = {*map(type, items)}
-    if len(items) >= _LONG and kinds in ({int}, {float}):
+    if len(items) >= _LONG and kinds in ({int}, {float}, {bool}):
         numbers = np.array(items)
         if numbers.dtype == kinds.pop():  # false if some are beyond 64 bits
             return "$numbers", numbers
@@ -298,6 +353,18 @@ def _raw(content: Any, name: str, shape: list[int]) -> Any:
     if dtype.hasobject:  # its bytes would be used as memory addresses
         raise InvalidInputError("dtype", "a dtype without objects", name)
     return np.ndarray(shape, dtype, content)
+
+
+def _float_to_text(number: float) -> str:
+    text = repr(float.__float__(number))
+    bits = struct.pack(">d", number).hex()
+    return f"nan:{bits}" if text == "nan" and bits != _NAN else text
+
+
+def _float_from_text(text: str) -> float:
+    _, _, bits = text.partition("nan:")
+    found: float = struct.unpack(">d", bytes.fromhex(bits))[0] if bits else float(text)
+    return found
 
 
 def _ref(value: Any) -> Any:
@@ -326,7 +393,7 @@ _STORED: dict[str, Callable[[Any], Any]] = {"$array": np.array, "$tensor": to_te
 #: matching type is used: np.float64 is a float, too.
 _TYPES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$scalar": (np.generic, np.asarray, lambda array: array[()]),
-    "$float": (float, lambda number: repr(float.__float__(number)), float),
+    "$float": (float, _float_to_text, _float_from_text),
     "$int": (int, hex, lambda text: int(text, 16)),
     "$str": (str, str.__str__, str),
     "$bytes": (bytes, _bytes, bytes),
