@@ -2,7 +2,7 @@
 
 Each call on a trajectory is logged as "try" before it begins, and when it has returned by its name:
 "turn", "finish", "fail" or "release". A call that was refused, and so stored nothing, is logged as
-"refused".
+"refused". "leave" is logged before the block of a claim ends.
 """
 
 from __future__ import annotations

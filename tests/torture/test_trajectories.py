@@ -41,10 +41,11 @@ def sound() -> tuple[list[Entry], dict[tuple[str, int], Trajectory]]:
     ]
     refused = call("refused", 6.0, LOST, "c", "old")
     tries = [attempt(one) for one in (*done, refused)]
+    leave = Entry("leave", 4.0, 7.6, KEPT, {"claim": "new"})  # from the claim on
     freeze = Entry("freeze", 3.0, 4.5, 0, LOST)
     claims = [claimed(0.0, LOST, "old", []), claimed(4.0, KEPT, "new", ["a", "b"])]
     turns = {uid: uid for uid in "abd"}
-    return [*claims, *tries, *done, refused, freeze], {
+    return [*claims, *tries, *done, refused, freeze, leave], {
         HERE: Trajectory(turns, frozenset("b"), 0.5, "end")
     }
 

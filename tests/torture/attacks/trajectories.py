@@ -206,10 +206,10 @@ def _check_claims(
 
 def _check_exclusive(entries: list[Entry], claims_at: Mapping[Place, list[Entry]]) -> None:
     """A trajectory is claimed again only after its claim was ended, or could expire."""
-    ended: dict[Place | str, float] = {}  # the first attempt to do so
+    ended: dict[str, float] = {}  # when a process first was about to end it
     for entry in entries:
         if entry.call == "leave" or (entry.call == "try" and entry.detail["call"] == "release"):
-            ended.setdefault(entry.detail["claim"], entry.begin)
+            ended.setdefault(entry.detail["claim"], entry.end)
     for where, several in claims_at.items():
         for first, second in permutations(several, 2):
             end = min(first.begin + TTL, ended.get(first.detail["claim"], inf))
