@@ -53,15 +53,15 @@ async def schedule(buffer: rdb.Buffer) -> None:
 
 
 async def generate(buffer: rdb.Buffer, policy: Policy, seed: int) -> None:
-    """Claim pending groups one after another. The last episode of a group completes it."""
+    """Claim groups one after another. The last episode of a group completes it."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        async with buffer.lease(1, statuses="pending", ttl=30, timeout=None) as claim:
-            [group] = claim.batch
-            assert group.prompt_ids is not None
-            episodes = policy.complete(int(group.prompt_ids[0]), generator)
-            for position, episode in enumerate(episodes):
-                await buffer.add_episode(group.group_uid, episode, position=position)
+        [claim] = await buffer.claim(whole_groups=True, ttl=30)
+        async with claim:
+            assert claim.group.prompt_ids is not None
+            episodes = policy.complete(int(claim.group.prompt_ids[0]), generator)
+            for position in claim.positions:
+                await claim.add_episode(episodes[position], position=position)
 
 
 async def train(buffer: rdb.Buffer, policy: Policy, steps: int) -> list[int | None]:

@@ -1,5 +1,7 @@
 """Positions of incremental groups without an episode, and rows of turns.
 
+Claims are of these positions. Pending groups are not leased any more.
+
 Revision ID: 0015
 Revises: 0014
 """
@@ -21,6 +23,7 @@ _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _group = sa.table(
     "episode_group",
     *(sa.column(name) for name in ("id", "buffer_id", "group_status", "expected_episodes")),
+    *(sa.column(name) for name in ("lease_id", "attempts")),
 )
 _episode = sa.table("episode", sa.column("group_id"), sa.column("position"))
 _payload = sa.table("payload", sa.column("group_id"), sa.column("part"))
@@ -83,6 +86,8 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     _insert_open_positions()
+    leased = _group.c.lease_id.is_not(None) | (_group.c.attempts > 0)
+    op.execute(sa.update(_group).where(_is_open(), leased).values(lease_id=None, attempts=0))
     op.execute(
         sa.text("""
         CREATE VIEW turn_overview AS

@@ -182,7 +182,7 @@ class NotEnoughGroupsError(ReplayDBError):
     after the failure and the maintenance that was due, up to `COUNTED_TO` groups per status. If
     counting fails or takes too long, they are empty or 0 as if there were no groups, and only the
     message differs: it then ends with the number of eligible groups. Of the groups with the
-    requested statuses, those that are not counted as excluded below are eligible, or claimed.
+    requested statuses, those that are not counted as excluded below are eligible.
 
     Attributes:
         wanted: Number of groups requested.
@@ -190,7 +190,7 @@ class NotEnoughGroupsError(ReplayDBError):
         task_name: Task whose quota could not be met; None if the request was for a total.
         by_status: Number of groups by `GroupStatus`. `pending` groups may still become eligible;
             `archived` groups were used or evicted.
-        leased_by: Number of leased groups, claimed pending groups included, by owner of the lease.
+        leased_by: Number of leased groups by owner of the lease.
         too_stale: Groups excluded by `max_staleness`, including those with unknown staleness.
         of_other_runs: Groups excluded by `runs`.
         filtered_out: Groups excluded by `where`. A group is counted in at most one of these three.

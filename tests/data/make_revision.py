@@ -90,12 +90,11 @@ async def fill_math(store: Store) -> None:
     await math.put(
         [group("aborted", "code", status="aborted"), group("filtered", status="filtered")]
     )
-    # Several parts; one is incomplete, and one is claimed by a generator.
-    for uid in ("parts", "pending", "claimed"):
+    # Several parts; one is incomplete.
+    for uid in ("parts", "pending"):
         await math.open_group("code", uid, 2, deadline=CENTURY, min_episodes=1, prompt="2 + 2 = ?")
         await math.add_episode(uid, episode(1.0, 4, text=f"first of {uid}"), position=1)
     await math.add_episode("parts", episode(0.5, 5), position=0)
-    await math.lease(1, ttl=CENTURY, statuses=["pending"], owner="generator")
     await math.open_group("code", "unfinished", 3, deadline=CENTURY, min_episodes=1)
     first = Turn(uid="call-1", prompt_ids=range(64), response_ids=[7], policy_version=5)
     await math.append_turn("unfinished", 0, first)

@@ -300,13 +300,13 @@ async def test_claimed_pending_groups_are_kept(store: Store, other: Store) -> No
     mine, theirs = await store.buffer("math"), await other.buffer("math")
     for name in ("claimed", "open"):
         await theirs.open_group("gsm8k", name, 2)
-    claim = await mine.lease(1, statuses=["pending"], ttl=600)
+    [claim] = await mine.claim(ttl=600)
     with pytest.raises(rdb.GroupLeasedError):
         await operations.delete_run(store, "other")
     pruned = await operations.prune_groups(store, statuses="pending", dry_run=False)
     assert pruned.num_groups == 1
     assert [one.group_uid for one in await mine.find(statuses="pending")] == ["claimed"]
-    await claim.nack()
+    await claim.release()
     assert (await operations.prune_groups(store, statuses="pending")).num_groups == 1
 
 

@@ -109,9 +109,8 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
         await buffer.put(groups(2, "code", rewards=[0.5]), on_duplicate="replace")
         await buffer.put(groups(2, "code", rewards=[0.25]), on_duplicate="renew")
         await buffer.open_group("code", "slow", expected_episodes=2)
-        async with buffer.lease(1, statuses=["pending"], ttl=60):
-            for position in range(2):
-                await buffer.add_episode("slow", episode(), position=position)
+        for position in range(2):
+            await buffer.add_episode("slow", episode(), position=position)
         await buffer.open_group("code", "agents", expected_episodes=2, min_episodes=1)
         for claim in await buffer.claim(2, ttl=60):
             await claim.append_turn(turn(f"call-{claim.positions[0]}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaydb import Turn
+from replaydb import Episode, Turn
 
 PROMPT = list(range(1, 65))
 #: Number of turns of the trajectories of agents that are killed.
@@ -24,3 +24,13 @@ def chain(number: int, prefix: str = "t") -> list[Turn]:
     for i in range(number):
         found.append(turn(f"{prefix}{i}", found[-1] if found else None))
     return found
+
+
+def long_prompt(seed: int, length: int = 4096) -> Episode:
+    """An episode of a prompt that is worth sharing, with an answer of its own."""
+    return Episode(
+        prompt_ids=[i * i % 50_021 for i in range(length)],
+        response_ids=[seed, seed + 1],
+        logprobs=[-0.5, -0.25],
+        reward=float(seed),
+    )

@@ -17,7 +17,7 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.buffer import core
 from replaydb.database.repository import policy
-from support.agents import NUM_TURNS, chain
+from support.agents import NUM_TURNS, chain, long_prompt
 from support.groups import episode, group
 from support.watching import watched
 
@@ -84,13 +84,10 @@ def add(url: str, num_groups: int, position: int) -> None:
 
 
 def die_with_lease(url: str, n: int, how: dict[str, Any]) -> None:
-    """Take a lease, add an episode to each leased pending group, and kill this process."""
+    """Take a lease, and kill this process."""
 
     async def work(buffer: Buffer) -> None:
-        lease = await buffer.lease(n, ttl=600, **how)
-        for one in lease.batch.groups:
-            if one.status is rdb.GroupStatus.PENDING:
-                await buffer.add_episode(one.group_uid, episode(0.0), position=0)
+        await buffer.lease(n, ttl=600, **how)
         os.kill(os.getpid(), signal.SIGKILL)
 
     _run(url, work)
@@ -133,13 +130,6 @@ def die_in_trajectory(url: str, uid: str, log: str, at: int) -> None:
 
     The uids of the turns whose append returned are written to the log.
     """
-    left = at
-
-    def watch(*_: Any) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     async def work(buffer: Buffer) -> None:
         [claim] = await buffer.claim(ttl=600, where=rdb.col.group_uid == uid)
@@ -148,14 +138,37 @@ def die_in_trajectory(url: str, uid: str, log: str, at: int) -> None:
             acknowledged.write(f"{one.uid}\n")
         await claim.finish_episode()
 
+    with Path(log).open("w", buffering=1) as acknowledged:
+        _run_until(url, at, work)
+
+
+def die_joining(url: str, uid: str, at: int) -> None:
+    """Complete a group, and kill this process before the statement of a number, from 1."""
+
+    async def work(buffer: Buffer) -> None:
+        await buffer.add_episode(uid, long_prompt(1))
+        await buffer.drain()
+
+    _run_until(url, at, work)
+
+
+def _run_until(url: str, at: int, work: Callable[[Buffer], Any]) -> None:
+    """Work, and kill this process before the statement of a number, from 1."""
+    left = at
+
+    def watch(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     async def main() -> None:
         async with Store.open(url, run="worker") as store:
             buffer = await store.buffer("math", create=False)
             with watched(store, watch):
                 await work(buffer)
 
-    with Path(log).open("w", buffering=1) as acknowledged:
-        asyncio.run(main())
+    asyncio.run(main())
 
 
 def die_advancing(url: str) -> None:

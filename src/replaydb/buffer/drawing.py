@@ -144,12 +144,11 @@ class Drawing(BufferCore):
 
         def work(scope: Scope, session: Session) -> Drawn:
             nonlocal drawn, has_text
-            is_recorded = scope.row.settings.record_draws and not request.is_claim
             with tasks_locked(
                 session,
                 scope,
                 request.tasks,
-                draws=is_recorded,
+                draws=scope.row.settings.record_draws,
                 leases=request.lease is not None,
                 reads=draws.first_reads(scope.buffer_id, request, self._drawn_tasks),
             ) as buffer:

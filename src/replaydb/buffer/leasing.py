@@ -31,8 +31,12 @@ from replaydb.domain.results import AckReport, LeaseInfo
 from replaydb.errors import InvalidInputError
 from replaydb.util.opening import Opening
 
-#: Statuses from which groups can be leased.
-_LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}
+#: Statuses from which groups can be leased. Pending ones are claimed.
+_LEASABLE = frozenset(GroupStatus) - {
+    GroupStatus.PENDING,
+    GroupStatus.LEASED,
+    GroupStatus.ARCHIVED,
+}
 
 
 class Leasing(Drawing):
@@ -80,9 +84,7 @@ class Leasing(Drawing):
             runs: Name or names of runs: lease only groups that they put. Default: all runs.
             statuses: Status or statuses of the groups to lease, for example `aborted` to resume
                 them or `expired` to generate them again. Released groups get this status back.
-                `pending` cannot be combined with others. A lease of pending groups claims them for
-                a generator: they stay `pending`, any process can still add episodes to them, and
-                the claim is not recorded as a draw. Default: `completed`.
+                Not `pending`: `claim` is for them. Default: `completed`.
             step: Trainer step of the batch, recorded with the draw.
             timeout: Seconds to wait until enough groups are eligible. 0 (default) is one attempt.
                 None waits indefinitely.
@@ -109,8 +111,6 @@ class Leasing(Drawing):
         chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
         if not chosen:
             raise InvalidInputError("statuses", "at least one", repr(statuses))
-        if GroupStatus.PENDING in chosen and len(chosen) > 1:
-            raise InvalidInputError("statuses", "'pending' by itself", repr(statuses))
         seconds = checks.duration("ttl", ttl)
         name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         request = replace(

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, get_args
 
 from replaydb.buffer.core import BufferCore
+from replaydb.buffer.joining import Joining
 from replaydb.codec.sharing import repetition
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import incremental_groups, puts
@@ -82,6 +83,8 @@ class Putting(BufferCore):
         self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
             shown, lambda *batch: self._commit(_add, *batch), allowance, self._settling_seconds
         )
+
+        self._joining = Joining(payloads, lambda: self._row)
 
     async def put(
         self,
@@ -290,19 +293,25 @@ class Putting(BufferCore):
         async with self._waiter(timeout) as waiter:
             while True:
                 try:
-                    return await self._additions.submit(submission, waiter.end)
+                    status = await self._additions.submit(submission, waiter.end)
+                    break
                 except BufferFullError as error:
                     await waiter.wait(error)
+        if status is GroupStatus.COMPLETED:
+            self._joining.join_soon(addition.group_uid)
+        return status
 
     async def drain(self) -> None:
-        """Wait until all running puts have finished."""
+        """Wait until all running puts have finished, and completed groups are joined."""
         await self._puts.drain()
         await self._additions.drain()
+        await self._joining.drain()
 
     async def _abort_puts(self) -> None:
         """Cancel all running puts: they raise `StoreClosedError`."""
         await self._puts.give_up()
         await self._additions.give_up()
+        await self._joining.stop()
 
     def _settling_seconds(self) -> float:
         return self._database.backend.traits.settling_seconds

@@ -90,9 +90,7 @@ class AckReport:
         settled: Ids of the groups that this ack acknowledged, in ascending order.
         gone: Ids of the groups that the lease has lost, because another process deleted them or
             replaced their content, in ascending order. They were not acknowledged, although a
-            trainer may have used them. Claimed pending groups are included if another process or
-            their deadline ended the claim, unless it completed them. Changes by the holder itself
-            are not included.
+            trainer may have used them. Changes by the holder itself are not included.
     """
 
     settled: tuple[int, ...] = ()

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import aging, buffers, damage, groups, recount, tags
-from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.damage import Failed
-from replaydb.database.repository.locked import LockedBuffer, Scope
+from replaydb.database.repository.locked import LockedBuffer, scope_of
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
@@ -102,12 +102,7 @@ async def _change(database: Database, row: BufferRow, change: Callable[[LockedBu
     """Run `change` in a transaction, with the buffer and its tasks locked."""
 
     def work(session: Session) -> T:
-        with buffer_locked(session, scope_of(database, row)) as buffer:
+        with buffer_locked(session, scope_of(database.backend, row)) as buffer:
             return change(buffer)
 
     return await database.write(work, end=end_in(BULK_SECONDS))
-
-
-def scope_of(database: Database, row: BufferRow) -> Scope:
-    """Return the scope of a transaction on a buffer, on behalf of no run."""
-    return Scope(database.backend, row.id, row.name, RunRow(0, None), row, lambda _: None)

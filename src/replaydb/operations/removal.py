@@ -16,17 +16,17 @@ from replaydb.buffer.store import Store
 from replaydb.database.filters import compiling
 from replaydb.database.repository import buffers, transitions
 from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.locked import scope_of
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
 from replaydb.database.statements.draw import LEASED, delete_draws
-from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
+from replaydb.database.statements.selections import IS_FREE, Selection, selection
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, buffer, draw, draw_group, group, run
 from replaydb.domain import checks
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
-from replaydb.operations.recovery import scope_of
 from replaydb.util.progress import Progress
 
 T = TypeVar("T")
@@ -72,8 +72,8 @@ async def prune_groups(
 ) -> Removal:
     """Delete groups by status, age, run and other conditions.
 
-    Works in short transactions, between which other processes can write. Leased groups and claimed
-    pending groups are kept. If interrupted, call it again to delete the rest.
+    Works in short transactions, between which other processes can write. Leased groups, and pending
+    groups with a claimed trajectory, are kept. If interrupted, call it again to delete the rest.
 
     Args:
         store: The store, opened for writing unless `dry_run` is set.
@@ -106,7 +106,7 @@ async def prune_groups(
             None if before is None else group.created_at < before,
             None if of_runs is None else compiling.of_runs(sorted(of_runs)),
             eligible,
-            WITHOUT_LEASE,
+            IS_FREE,
         )
     )
     for row in await task.rows(checks.names("names", names)):
@@ -182,7 +182,7 @@ async def delete_buffer(
     await task.delete_draws(draw.c.buffer_id == row.id)
 
     def end(session: Session) -> None:
-        with buffer_locked(session, scope_of(task.database, row)) as buffer:
+        with buffer_locked(session, scope_of(task.database.backend, row)) as buffer:
             transitions.delete(buffer, selection(buffer.id), "the buffer was deleted")
         session.run(delete_buffer_row(row.id))
 
@@ -225,7 +225,7 @@ async def delete_run(
         leased = await task.read(lambda it: it.run(select_leased_of_run(name)))
         if leased:
             raise GroupLeasedError([row.id for row in leased])
-        put = compiling.of_runs([name]) & WITHOUT_LEASE
+        put = compiling.of_runs([name]) & IS_FREE
         for row in await task.rows(None):
             await task.delete_groups(row, Selection(row.id, where=put))
             await task.delete_draws(ended_draws(row.id, runs=[name]))
@@ -286,7 +286,7 @@ class _Deletion:
         expected, last = await self.read(lambda it: _measured(it, which))
 
         def delete(ids: Sequence[int], session: Session) -> tuple[Removal, float]:
-            with buffer_locked(session, scope_of(self.database, row)) as buffer:
+            with buffer_locked(session, scope_of(self.database.backend, row)) as buffer:
                 begun = time.perf_counter()
                 # The status of some may have changed since their ids were read.
                 still = which._replace(ids=ids)
@@ -413,7 +413,7 @@ def select_leased_of_run(name: str) -> Select[int]:
     mine = select(run.c.id).where(run.c.name == name)
     drawn = select(draw_group.c.group_id).join_from(draw_group, draw)
     drawn = drawn.where(draw.c.run_id.in_(mine), IS_LEASED)
-    return select(group.id).where(~WITHOUT_LEASE, group.run_id.in_(mine) | group.id.in_(drawn))
+    return select(group.id).where(~IS_FREE, group.run_id.in_(mine) | group.id.in_(drawn))
 
 
 def delete_buffer_row(buffer_id: int) -> Delete:

@@ -507,8 +507,7 @@ def select_miscounted_groups(most: int) -> Select[Any]:
 def select_mismatched_leases(most: int) -> Select[int]:
     """Select groups whose status, lease and `leased_from` contradict each other."""
     is_leased = group.group_status == GroupStatus.LEASED.value
-    is_pending = group.group_status == GroupStatus.PENDING.value  # may be claimed by a lease
-    wrong = (is_leased != group.lease_id.is_not(None)) & ~is_pending
+    wrong = is_leased != group.lease_id.is_not(None)
     wrong |= is_leased != group.leased_from.is_not(None)
     wrong |= lease.c.buffer_id != group.buffer_id
     return (

@@ -11,8 +11,7 @@ from itertools import permutations
 import pytest
 
 import replaydb as rdb
-from replaydb import AckReport, Buffer, GroupStatus, Store
-from support.clock import Clock
+from replaydb import AckReport, Buffer, Store
 from support.groups import group, groups
 from support.invariants import check_invariants, statuses
 
@@ -138,17 +137,12 @@ async def test_a_lease_that_lost_all_its_groups(
 
 
 @pytest.mark.parametrize("order", list(permutations(["delete", "renew", "replace"])))
-@pytest.mark.parametrize("status", ["completed", "pending"])
 async def test_the_order_in_which_groups_are_lost(
-    buffer: Buffer, elsewhere: Buffer, order: Sequence[str], status: str
+    buffer: Buffer, elsewhere: Buffer, order: Sequence[str]
 ) -> None:
-    """No loss ends a lease. A claim that is replaced under its id is complete, and not lost."""
-    if status == "completed":
-        await buffer.put([group(uid) for uid in ("delete", "renew", "replace")])
-    else:
-        for uid in ("delete", "renew", "replace"):
-            await buffer.open_group("gsm8k", uid, 2)
-    lease = await buffer.lease(3, ttl=60, statuses=status, step=7)
+    """No loss ends a lease."""
+    await buffer.put([group(uid) for uid in ("delete", "renew", "replace")])
+    lease = await buffer.lease(3, ttl=60, step=7)
     for change in order:
         if change == "delete":
             await elsewhere.delete(uids="delete")
@@ -158,27 +152,9 @@ async def test_the_order_in_which_groups_are_lost(
     assert (info.id, info.group_ids, info.draw_id, info.step) == (lease.id, (), None, None)
     await lease.extend()
     report = await lease.ack(cursor={"step": 1})
-    assert report == AckReport(gone=(1, 2, 3) if status == "completed" else (1, 2))
+    assert report == AckReport(gone=(1, 2, 3))
     assert await buffer.cursor("step") == 1
     assert await buffer.leases() == []
-
-
-@pytest.mark.parametrize("change", ["delete", "renew"])
-async def test_the_end_of_a_block_logs_lost_claims(
-    buffer: Buffer, elsewhere: Buffer, change: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Unless the worker deletes or renews them itself."""
-    for changing in (buffer, elsewhere):
-        uid = await buffer.open_group("gsm8k", "u", 2)
-        with caplog.at_level(logging.WARNING, "replaydb"):
-            async with buffer.lease(1, ttl=60, statuses="pending"):
-                if change == "delete":
-                    await changing.delete(uids="u")
-                else:
-                    await changing.put(group("u"), on_duplicate="renew")
-        assert bool(caplog.records) == (changing is elsewhere)
-        await buffer.delete(uids="u")
-    assert caplog.records[0].getMessage().startswith(f"buffer 'math': groups {uid} of lease ")
 
 
 @pytest.mark.parametrize("settle", ["nack", "reject"])
@@ -235,67 +211,21 @@ async def test_losses_at_the_same_time(buffer: Buffer, other: Store, url: str) -
     await check_invariants(url)
 
 
-@pytest.mark.parametrize("status", sorted(set(GroupStatus) - {"pending", "leased"}))
-@pytest.mark.parametrize("change", ["replace", "update"])
-async def test_claims_that_are_closed_without_being_completed_are_lost(
-    buffer: Buffer, elsewhere: Buffer, change: str, status: GroupStatus
-) -> None:
-    """Unless the holder closes them. Others that the same put completes are not lost."""
-    for changing in (elsewhere, buffer):
-        ids = []
-        for uid in ("closed", "completed", "left"):
-            ids.append(await buffer.open_group("gsm8k", uid, 2))
-            await buffer.add_episode(uid, group().episodes[0])
-        lease = await buffer.lease(3, ttl=60, statuses="pending")
-        if change == "replace":
-            new = [group("closed", status=status), group("completed")]
-            assert await changing.put(new, on_duplicate="replace") == ids[:2]
-        else:
-            await changing.update(uids="closed", status=status)
-            await changing.update(uids="completed", status="completed")
-        lost = changing is elsewhere and status != "completed"
-        assert await lease.ack() == AckReport((ids[2],), (ids[0],) if lost else ())
-        await buffer.delete(ids)
-
-
-async def test_claims_that_fail_at_their_deadline_are_lost(
-    buffer: Buffer, elsewhere: Buffer, clock: Clock
-) -> None:
-    """Whichever process finds that it has passed."""
-    for changing in (elsewhere, buffer):
-        ids = []
-        for uid, least in (("late", 2), ("enough", 1)):
-            ids.append(await buffer.open_group("gsm8k", uid, 2, deadline=10, min_episodes=least))
-            await buffer.add_episode(uid, group().episodes[0])
-        lease = await buffer.lease(2, ttl=60, statuses="pending")
-        clock.jump(20)
-        await changing.put(group())
-        assert await lease.ack() == AckReport(gone=(ids[0],))
-        assert await buffer.count(where=rdb.col.group_uid == "enough", statuses="completed") == 1
-        await buffer.delete(ids)
-
-
 @pytest.mark.parametrize("settle", ["ack", "nack", "reject"])
-@pytest.mark.parametrize("change", ["replace", "delete", "complete"])
+@pytest.mark.parametrize("change", ["replace", "delete"])
 async def test_a_block_ends_after_its_last_groups_were_settled_by_id(
     buffer: Buffer, elsewhere: Buffer, settle: str, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other group has left the lease, by this process or another, or as a complete claim."""
+    """The other group has left the lease, by this process or another."""
     reason = {} if settle == "ack" else {"reason": "bad"}
     for changing in (buffer, elsewhere):
-        if change == "complete":
-            ids = [await buffer.open_group("gsm8k", uid, 1) for uid in ("a", "b")]
-        else:
-            ids = await buffer.put([group("a", status="aborted"), group("b", status="aborted")])
-        status = "pending" if change == "complete" else "aborted"
-        async with buffer.lease(2, ttl=600, statuses=[status]) as lease:
+        ids = await buffer.put([group("a", status="aborted"), group("b", status="aborted")])
+        async with buffer.lease(2, ttl=600, statuses="aborted") as lease:
             assert lease.ids == ids
             if change == "replace":
                 await changing.put(group("a"), on_duplicate="replace")
-            elif change == "delete":
-                await changing.delete(uids="a")
             else:
-                await changing.add_episode("a", group().episodes[0])
+                await changing.delete(uids="a")
             await getattr(lease, settle)(ids[1:], **reason)
         assert await buffer.leases() == []
         await buffer.delete(uids=["a", "b"])

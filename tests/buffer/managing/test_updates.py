@@ -113,8 +113,8 @@ async def test_completed_groups_have_no_attempts(store: Store) -> None:
 async def test_a_pending_group_is_closed(buffer: Buffer, url: str) -> None:
     for uid in ("empty", "begun", "given up"):
         await buffer.open_group("gsm8k", uid, 3, deadline=600)
-    claim = await buffer.lease(2, statuses="pending", ttl=60)
-    await buffer.add_episode("begun", episode())
+    claims = await buffer.claim(2, ttl=60, whole_groups=True)
+    await claims[1].add_episode(episode(), position=0)
     with pytest.raises(rdb.InvalidInputError, match="without episodes"):
         await buffer.update(uids=["begun", "empty"], status="completed")
     assert set((await statuses(url)).values()) == {"pending"}
@@ -125,9 +125,11 @@ async def test_a_pending_group_is_closed(buffer: Buffer, url: str) -> None:
     for uid in ("begun", "empty", "given up"):
         with pytest.raises(rdb.GroupClosedError):
             await buffer.add_episode(uid, episode())
-    with pytest.raises(rdb.LeaseExpiredError):
-        await claim.ack(claim.batch.ids[:1])
-    await claim.nack()  # it has no groups left
+    for claim in claims:
+        with pytest.raises(rdb.GroupClosedError):
+            await claim.add_episode(episode(), position=1)
+        with pytest.raises(rdb.ClaimExpiredError):
+            await claim.release()
     assert [one.num_episodes for one in (await buffer.sample(1)).groups] == [1]
 
 

@@ -17,7 +17,7 @@ from replaydb.database.tables import schema
 from support.agents import PROMPT, chain, turn
 from support.clock import Clock
 from support.connections import transaction
-from support.groups import episode
+from support.groups import episode, group
 from support.invariants import check_invariants, group_row, number_of, statuses
 
 
@@ -256,6 +256,42 @@ async def test_claims_of_the_oldest_groups_and_of_whole_groups(
     assert (again.group.group_uid, again.positions) == ("a", (0,))
 
 
+async def test_claimed_groups_count_as_pending(store: Store) -> None:
+    """For the queue limit, for capacity, for admission, and in all counts."""
+    buffer = await store.buffer("math", rate_limit=rdb.Queue(2), capacity=rdb.Capacity(groups=2))
+    for uid in ("a", "b"):
+        await opened(buffer, uid, 1)
+    claims = await buffer.claim(2, ttl=60)
+    [task] = (await buffer.stats()).tasks
+    assert (task.num_pending, task.num_leased, task.num_available) == (2, 0, 0)
+    with pytest.raises(rdb.RateLimitedError):
+        await buffer.put(group("more"), timeout=0)
+    assert await buffer.admission(1, max_staleness=1, timeout=0) == 0
+    for claim in claims:
+        await claim.add_episode(episode())
+    assert len(await buffer.sample(2)) == 2
+
+
+@pytest.mark.parametrize(
+    "limit", [rdb.MinSize(2), rdb.SamplesPerInsert(ratio=1.0, min_size=2, error_buffer=2.0)]
+)
+async def test_a_limit_on_draws_does_not_block_claims(
+    store: Store, limit: rdb.MinSize | rdb.SamplesPerInsert
+) -> None:
+    buffer = await store.buffer("math", rate_limit=limit)
+    for uid in ("a", "b"):
+        await opened(buffer, uid, 1)
+    for claim in await buffer.claim(2, ttl=60, timeout=0):
+        await claim.add_episode(episode())
+    assert len(await buffer.sample(2)) == 2
+
+
+@pytest.mark.parametrize("statuses", ["pending", ["completed", "pending"]])
+async def test_pending_groups_are_not_leased(buffer: Buffer, statuses: str | list[str]) -> None:
+    with pytest.raises(rdb.InvalidInputError, match=r"statuses: .*pending"):
+        buffer.lease(1, ttl=60, statuses=statuses)
+
+
 async def test_a_claim_is_not_a_draw(buffer: Buffer) -> None:
     await opened(buffer, expected=1)
     async with (await buffer.claim(ttl=60))[0] as claim:
@@ -377,9 +413,9 @@ async def test_many_workers_finish_each_trajectory_once(store: Store, other: Sto
 
     await asyncio.gather(*(work(buffers[i % 2]) for i in range(8)))
     groups = (await buffers[0].sample(4)).groups
-    assert all(group.positions == (0, 1, 2, 3) for group in groups)
-    for group in groups:
-        for i, one in enumerate(group.episodes):
+    assert all(one.positions == (0, 1, 2, 3) for one in groups)
+    for found in groups:
+        for i, one in enumerate(found.episodes):
             assert [each.uid for each in one.turns] == [f"{i}-{j}" for j in range(3)]
 
 

@@ -21,7 +21,7 @@ from torchtitan.experiments.rl.components.work_buffer import RolloutGroupWork
 import replaydb as rdb
 from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
-from replaydb.database.tables.schema import lease
+from replaydb.database.tables.schema import lease, trajectory
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer, to_rollout_group
 from replaydb.integrations.torchtitan import buffer as stored
 from support.connections import transaction
@@ -65,6 +65,13 @@ async def finalize(buffer: Any, *group_ids: int) -> None:
 
 async def taken(buffer: Any, count: int = 1) -> list[int]:
     return [(await asyncio.wait_for(buffer.take_finalized(), 30)).group_id for _ in range(count)]
+
+
+async def release(stored: rdb.Buffer) -> None:
+    """End the claim of the oldest group, as if it had expired."""
+    uid = (await stored.trajectories())[0].claim_uid
+    assert uid is not None
+    await stored.release_claim(uid, reason="lost")
 
 
 async def claimed(buffer: Any, count: int = 1) -> list[int]:
@@ -242,8 +249,7 @@ async def test_late_results_are_dropped(build: Build, store: rdb.Store) -> None:
     await add(slow, 0)
     await claimed(slow)
     stored = await store.buffer("rollouts", create=False)
-    [lease] = await stored.leases()
-    await stored.revoke(lease.id)  # as if it had expired
+    await release(stored)
     await claimed(quick)
     await finalize(quick, 0)
     assert await taken(quick) == [0]
@@ -263,8 +269,7 @@ async def test_results_of_trained_groups_are_dropped(
 
     async def late(*arguments: Any, **options: Any) -> list[int]:
         monkeypatch.setattr(rdb.Buffer, "put", put)
-        [lease] = await stored.leases()
-        await stored.revoke(lease.id)
+        await release(stored)
         await claimed(quick)
         await finalize(quick, 0)
         await taken(quick)
@@ -281,8 +286,7 @@ async def test_a_lost_claim_is_taken_again(build: Build, store: rdb.Store) -> No
     await add(buffer, 0)
     await claimed(buffer)
     stored = await store.buffer("rollouts", create=False)
-    [lease] = await stored.leases()
-    await stored.revoke(lease.id)
+    await release(stored)
     await finalize(buffer, 0)
     assert await taken(buffer) == [0]
 
@@ -323,14 +327,14 @@ async def test_close_while_a_group_is_finalized(
     await claimed(buffer)
     claim_of = buffer._claim_of
 
-    async def closing(group_id: int) -> rdb.Lease:
-        lease: rdb.Lease = await claim_of(group_id)
+    async def closing(group_id: int) -> rdb.Claim:
+        claim: rdb.Claim = await claim_of(group_id)
         await buffer.close()
-        return lease
+        return claim
 
     monkeypatch.setattr(buffer, "_claim_of", closing)
     await finalize(buffer, 0)
-    assert await claimed(build()) == [0]  # released, long before its lease expires
+    assert await claimed(build()) == [0]  # released, long before its claim expires
     assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
 
 
@@ -347,7 +351,7 @@ async def test_a_group_that_cannot_be_stored_fails(
     group.rollouts[0].reward = float("nan")
     if again:  # the claim was lost
         stored = await store.buffer("rollouts", create=False)
-        await stored.revoke((await stored.leases())[0].id)
+        await release(stored)
     await buffer.finalize_work(group)
     await finalize(buffer, 1)
     stored = await store.buffer("rollouts", create=False)
@@ -446,9 +450,12 @@ def start() -> Iterator[Callable[..., Awaitable[int]]]:
 
 
 async def expire_leases(url: str) -> None:
-    """Those of a killed process, whose time to live is longer than any test."""
+    """And claims: those of a killed process, whose time to live is longer than any test."""
     async with transaction(url) as connection:
         await connection.execute(update(lease).values(expires_at=lease.c.acquired_at))
+        mine = trajectory.c.claim_uid.is_not(None)
+        began = trajectory.c.claimed_at
+        await connection.execute(update(trajectory).where(mine).values(expires_at=began))
 
 
 @postgresql_nightly
@@ -478,7 +485,7 @@ async def test_a_dead_worker_at_the_head_does_not_block_others(
     assert await start(controller.claim_and_die, url) == -signal.SIGKILL
     await expire_leases(url)
     await finalize(buffer, 1)
-    assert await claimed(buffer) == [0]  # as soon as the dead worker's lease expires
+    assert await claimed(buffer) == [0]  # as soon as the dead worker's claim expires
     await finalize(buffer, 0)
     assert await taken(buffer, 2) == [0, 1]
 

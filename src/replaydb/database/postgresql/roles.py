@@ -22,7 +22,7 @@ _MAINTENANCE: Rights = {
     "run": {"INSERT": ()},
     "buffer": {"UPDATE": ("limited_inserts", "limited_samples", "pending_tags")},
     "task": {"UPDATE": ()},
-    "lease": {"INSERT": (), "UPDATE": (), "DELETE": ()},
+    "lease": {"UPDATE": (), "DELETE": ()},
     "episode_group": {"UPDATE": (), "DELETE": ()},
     "payload": {"DELETE": ()},
     "transcript": {"DELETE": ()},
@@ -59,7 +59,7 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
     "trainer": (
         _MAINTENANCE,
         {"buffer": {"UPDATE": ("policy_version", "policy_lineage")}},
-        {name: {"INSERT": ()} for name in ("draw", "draw_group", "policy_change")},
+        {name: {"INSERT": ()} for name in ("lease", "draw", "draw_group", "policy_change")},
     ),
 }
 

@@ -14,7 +14,7 @@ from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
-from replaydb.database.statements.selections import WITHOUT_LEASE, of_tasks
+from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import compatibility, episode_group, group, trajectory
 from replaydb.domain.episodes import GroupStatus
@@ -140,7 +140,6 @@ def _select_free(buffer: LockedBuffer, terms: ClaimTerms, most: int) -> Select[A
     eligible = (
         (group.buffer_id == buffer.id)
         & (group.group_status == GroupStatus.PENDING.value)
-        & WITHOUT_LEASE
         & of_tasks(buffer.task_states)
     )
     if terms.where is not None:

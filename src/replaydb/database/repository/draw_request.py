@@ -83,11 +83,6 @@ class DrawRequest:
     is_evaluated: bool = False
 
     @property
-    def is_claim(self) -> bool:
-        """Whether it claims pending groups in order to generate them, which is not a draw."""
-        return self.statuses == (GroupStatus.PENDING,)
-
-    @property
     def has_ordered_filter(self) -> bool:
         """Whether some quota has a filter and takes groups in the order of a column."""
         return any(quota.eligible is not None and quota.is_ordered for quota in self.quotas)

@@ -48,7 +48,7 @@ from replaydb.database.statements.candidates import (
     select_first,
     verdict,
 )
-from replaydb.database.statements.selections import UNCLAIMED, selection
+from replaydb.database.statements.selections import selection
 from replaydb.database.tables.records import Facts, Stored, mistyped
 from replaydb.database.tables.schema import IS_IDLE, group
 from replaydb.database.tables.staleness import staleness_of
@@ -92,9 +92,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
             is to be rolled back.
         RateLimitedError: The buffer's rate limit does not allow a draw of this size now.
     """
-    if not request.is_claim:
-        aging.check_expired(buffer)
-        limits.check_draw(buffer, request.count)
+    aging.check_expired(buffer)
+    limits.check_draw(buffer, request.count)
     drawing = _Drawing(buffer, request)
     parts = []
     for position, quota in enumerate(request.quotas):
@@ -108,13 +107,12 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     # archived has its payload yet.
     contents = drawing.read(drawn.ids)
     retired = drawing.retire()
-    if not request.is_claim:
-        buffer.row.limited_samples += len(drawing.taken)
+    buffer.row.limited_samples += len(drawing.taken)
     if retired:
         rows, unretired = groups.facts(buffer.session, buffer.id, drawn.ids), contents
         contents = replace(contents, read=lambda: unretired.stored._replace(groups=rows))
     drawn = replace(drawn, contents=contents, lease_id=drawing.lease_id)
-    if buffer.settings.record_draws and not request.is_claim:
+    if buffer.settings.record_draws:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
     if buffer.settings.on_evict == "delete":
         transitions.erase(buffer, retired)  # the snapshot of the payloads has them yet
@@ -241,7 +239,7 @@ class _Drawing:
 
     def _changed(self, row: Facts, now: datetime) -> Facts:
         """Return the row of a group as `settle` changes it, if it is sound."""
-        if self._request.is_claim or mistyped(row):
+        if mistyped(row):
             return row
         changed = {
             **row,
@@ -310,8 +308,6 @@ class _Drawing:
         if self.taken:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
-        if self._request.is_claim:
-            eligible = UNCLAIMED if eligible is None else eligible & UNCLAIMED
         partition = Partition(self._buffer.id, task.task_name, status.value)
         if order.clock is None:
             most = _max_lookups_in_order(task.stored_groups, quota.count)
@@ -416,7 +412,7 @@ class _Drawing:
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
         none = np.zeros(0, np.int64)
-        take(self._buffer, [Chosen(order, passed, none, elapsed)], self.lease_id, is_claim=False)
+        take(self._buffer, [Chosen(order, passed, none, elapsed)], self.lease_id)
 
     def _look_up(
         self,
@@ -445,7 +441,7 @@ class _Drawing:
         """Take the groups that were chosen last: count or lease them, and set new keys."""
         chosen, self._chosen = self._chosen, []
         if chosen:
-            take(self._buffer, chosen, self.lease_id, is_claim=self._request.is_claim)
+            take(self._buffer, chosen, self.lease_id)
 
 
 def _max_lookups(task: TaskState) -> int:

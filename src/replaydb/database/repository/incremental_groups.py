@@ -396,16 +396,12 @@ def _close(
             few = f"{row.num_episodes} of {row.expected_episodes} episodes are usable"
             status, values = GroupStatus.FAILED, {"status_reason": few, **changes[row.id]}
         else:
-            # So far, attempts counted claims. For the completed group the count restarts.
-            status = GroupStatus.COMPLETED
-            values = {"attempts": 0, "status_reason": None, **changes[row.id]}
+            status, values = GroupStatus.COMPLETED, {"status_reason": None, **changes[row.id]}
             if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
                 status, values = GroupStatus.EXPIRED, {**values, "status_reason": TOO_STALE}
             else:
                 values["completed_at"] = buffer.now
         into.setdefault(status, []).append((row, values))
-    failed = [row for row, _ in into.get(GroupStatus.FAILED, ())]
-    transitions.lose_claims(buffer, failed, by_caller=False)
     for status, some in into.items():
         if status is GroupStatus.COMPLETED:
             transitions.reopen(buffer, some)

@@ -155,8 +155,7 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> tuple
     done, again = _split(
         rows,
         lambda row: (
-            row.group_status == GroupStatus.LEASED
-            and (settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit))
+            settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit)
         ),
     )
     keep = settings.archived_payload == "keep"
@@ -286,8 +285,7 @@ def _undo(
                 row,
                 {
                     "attempts": row.attempts + attempts,
-                    # The claim of a group that still arrives was no draw.
-                    "times_sampled": row.times_sampled - (row.group_status == GroupStatus.LEASED),
+                    "times_sampled": row.times_sampled - 1,
                     "status_reason": why,
                 },
             )
@@ -308,13 +306,10 @@ def _undo(
 
 
 def _return(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
-    """Return groups to the status they were leased from, or expire those that are too stale.
-
-    What was claimed while it arrives has kept its status, and goes on arriving.
-    """
+    """Return groups to the status they were leased from, or expire those that are too stale."""
     by_status: dict[GroupStatus, list[Change]] = {}
     for row, values in changes:
-        before = row.leased_from or row.group_status
+        before = row.leased_from
         status = GroupStatus(before) if before in STATUSES else GroupStatus.FAILED  # damaged
         if status in EXPIRING and buffer.is_too_stale(
             row.task_name, row.staleness, row.version_span

@@ -56,6 +56,11 @@ class Scope:
             logger.log(level, "buffer %r: %s", self.buffer_name, text)
 
 
+def scope_of(backend: Backend, row: BufferRow) -> Scope:
+    """Return the scope of a transaction on a buffer, on behalf of no run."""
+    return Scope(backend, row.id, row.name, RunRow(0, None), row, lambda _: None)
+
+
 class UnfinishedMaintenanceError(Exception):
     """Raised by a call that finds more maintenance than one transaction should do.
 

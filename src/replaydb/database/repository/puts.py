@@ -366,13 +366,10 @@ class _Storing:
             if record.facts["priority"] is None
         }
         replaced = known if put.on_duplicate == "replace" else {}
-        self._delete(renewed, completes=False)
+        self._delete(renewed)
         num_new = len(accepted) - len(replaced)
         limits.check_put(self.buffer, num_new)
-        completed = {one.uid for one in accepted if one.is_completed}
-        for completes in (True, False):
-            some = {uid: row for uid, row in replaced.items() if (uid in completed) is completes}
-            self._delete(some, completes=completes)
+        self._delete(replaced)
         states = {record.uid: self._state_columns(record, put.of_run) for record in accepted}
         # Space is freed for groups that can be drawn, unless they can themselves be evicted for it.
         usable = [one for one in accepted if states[one.uid]["group_status"] not in _NOT_DRAWN]
@@ -410,14 +407,14 @@ class _Storing:
             self.buffer.task_states[row["task_name"]].num_replaced += row["id"] in kept
         return rows, [ids[record.uid] for record in rivals]
 
-    def _delete(self, known: Mapping[str, Any], *, completes: bool) -> None:
+    def _delete(self, known: Mapping[str, Any]) -> None:
         """Delete groups that are overwritten."""
         if known:
             if self.highest:  # it may be that of these groups
                 self.flush()
                 self.highest.clear()
             old = selection(self.buffer.id, ids=[row.id for row in known.values()])
-            transitions.replace(self.buffer, old, completes=completes)
+            transitions.replace(self.buffer, old)
 
     def _highest(self, task_name: str) -> float:
         """Return the highest priority of the completed and leased groups of a task, or 1.0."""

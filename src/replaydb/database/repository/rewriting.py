@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import Select, exists, func, select
 
 from replaydb.database.repository import groups, packs
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.insertion import insert_into
@@ -23,8 +24,16 @@ from replaydb.database.tables.schema import (
     episode_group,
     group,
     payload,
+    turn,
 )
 from replaydb.domain.episodes import GroupStatus
+
+#: The episodes of a group are joined when it is completed if their prompts have this many tokens
+#: more than the longest of them, and these are at least a fifth of all tokens. Otherwise at most
+#: 1.25 times the distinct tokens are stored.
+JOINED_TOKENS, JOINED_FRACTION = 4096, 5
+#: The lock of the task is held while a payload is replaced, so larger ones are not.
+JOINED_BYTES = 16 << 20
 
 #: The parts of a payload, by number, and their checksums.
 Parts = frozenset[tuple[int, int]]
@@ -59,6 +68,21 @@ def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
         .order_by(group.id)
     )
     return session.run(named)
+
+
+def with_repeated_prompts(session: Session, buffer_id: int, group_uids: Sequence[str]) -> list[Any]:
+    """Return those of some groups whose episodes, added one by one, repeat much of their prompt.
+
+    Returns:
+        Rows with `id` and `task_name`.
+    """
+    return [
+        row
+        for row in session.run(select_prompts(buffer_id, group_uids))
+        if (repeated := row.in_prompts - row.longest_prompt) >= JOINED_TOKENS
+        and repeated * JOINED_FRACTION >= row.in_episodes
+        and row.num_bytes <= JOINED_BYTES
+    ]
 
 
 def rewrite(
@@ -110,6 +134,36 @@ def rewrite(
         [{"group_id": one, "num_bytes": size} for one, size in sizes.items()],
     )
     return set(changed)
+
+
+@prepared
+def select_prompts(buffer_id: Any, group_uids: Any) -> Select[Any]:
+    """Select the number of tokens of the prompts and episodes of groups without unusable turns."""
+    first = (
+        (turn.c.group_id == group.id) & (turn.c.position == episode.c.position) & (turn.c.turn == 0)
+    )
+    of_no_turn = episode.c.num_tokens - episode.c.num_loss_tokens
+    prompt = func.coalesce(turn.c.num_prompt_tokens, of_no_turn)
+    unused = exists().where(payload.c.group_id == group.id, IS_OF_TURN)
+    return (
+        select(
+            group.id,
+            group.task_name,
+            group.num_bytes,
+            func.sum(prompt).label("in_prompts"),
+            func.max(prompt).label("longest_prompt"),
+            func.sum(episode.c.num_tokens).label("in_episodes"),
+        )
+        .join_from(episode_group, episode, episode.c.group_id == group.id)
+        .outerjoin(turn, first)
+        .where(
+            group.buffer_id == buffer_id,
+            among(group.group_uid, group_uids),
+            group.group_status != GroupStatus.PENDING.value,
+            ~unused,
+        )
+        .group_by(group.id, group.task_name, group.num_bytes)
+    )
 
 
 def _select_checksums(ids: Sequence[int]) -> Select[Any]:

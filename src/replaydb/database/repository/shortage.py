@@ -32,7 +32,7 @@ def explain(
         if number := groups.count(session, condition, _MOST):
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
-    if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
+    if GroupStatus.LEASED.value in by_status:
         owners = count_leased_by_owner(buffer_id, quota.tasks, _MOST)
         leased_by = {row.owner: row.num_groups for row in session.run(owners)}
     passed: dict[str, int] = {}
@@ -44,8 +44,8 @@ def explain(
 
 
 def count_leased_by_owner(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
-    """Count leased groups, and claimed pending ones, by the owner of the lease."""
-    some = _some(buffer_id, tasks, [GroupStatus.LEASED, GroupStatus.PENDING], most)
+    """Count leased groups by the owner of the lease."""
+    some = _some(buffer_id, tasks, [GroupStatus.LEASED], most)
     return (
         select(lease.c.owner, func.count().label("num_groups"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)

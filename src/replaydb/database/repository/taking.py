@@ -48,22 +48,15 @@ class Chosen:
         return ids
 
 
-def take(
-    buffer: LockedBuffer, chosen: Sequence[Chosen], lease_id: int | None, *, is_claim: bool
-) -> None:
-    """Claim, lease or count the chosen groups, and set new keys of these and of those passed over.
+def take(buffer: LockedBuffer, chosen: Sequence[Chosen], lease_id: int | None) -> None:
+    """Lease or count the chosen groups, and set new keys of these and of those passed over.
 
     Args:
         buffer: The buffer, with the tasks of the groups locked.
         chosen: The groups.
         lease_id: Id of the lease; None if the groups are sampled.
-        is_claim: Whether pending groups are claimed.
     """
     ids = [group_id for one in chosen for group_id in one.ids]
-    if is_claim:
-        if ids:
-            buffer.session.postpone(claim_groups(ids, lease_id))
-        return
     counted: dict[Order, list[dict[str, Any]]] = {}
     skipped: dict[Order, list[dict[str, Any]]] = {}
     unkeyed: list[int] = []
@@ -117,12 +110,6 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
         group.lease_id: lease,
     }
     return mark_sampled.build(ids, now).values(values)
-
-
-@prepared
-def claim_groups(ids: Any, lease: Any) -> Update:
-    """Claim pending groups for a lease. Their status stays pending."""
-    return update(episode_group).where(among(group.id, ids)).values({group.lease_id: lease})
 
 
 @prepared

@@ -6,7 +6,7 @@ read while the locks are held, or a condition that selects them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +27,7 @@ from replaydb.database.statements.episode_group import (
     update_staleness,
 )
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
-from replaydb.database.statements.selections import of_tasks, selection
+from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
 from replaydb.database.tables.staleness import LIVE, staleness_of
@@ -153,62 +153,35 @@ def delete(
     """
     condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
     sums = buffer.session.run(select_sums(condition))
-    _take_from_leases(buffer, sums, condition, reason, (GroupStatus.LEASED, GroupStatus.PENDING))
+    _take_from_leases(buffer, sums, condition, reason)
     return _delete(buffer, sums, condition)
 
 
-def replace(buffer: LockedBuffer, condition: ColumnElement[bool], *, completes: bool) -> None:
-    """Delete groups that are replaced by a put, which `completes` them under their ids or not.
-
-    Draws keep a copy of what they took. Leases do not lose claimed groups that are completed.
-    """
+def replace(buffer: LockedBuffer, condition: ColumnElement[bool]) -> None:
+    """Delete groups that are replaced by a put. Draws keep a copy of what they took."""
     condition &= of_tasks(buffer.task_states)
     sums = buffer.session.run(select_sums(condition))
-    lost = (GroupStatus.LEASED,) if completes else (GroupStatus.LEASED, GroupStatus.PENDING)
-    _take_from_leases(buffer, sums, condition, "replaced", lost)
+    _take_from_leases(buffer, sums, condition, "replaced")
     if any(row.num_drawn for row in sums):
         buffer.session.run(keep_drawn(condition))
     _delete(buffer, sums, condition)
 
 
-def lose_claims(buffer: LockedBuffer, rows: Sequence[Any], *, by_caller: bool) -> None:
-    """Record in leases that they lose the claimed groups among some, given by their scalars.
-
-    If this is done `by_caller`, the leases that it holds do not record it.
-    """
-    ids = [row.id for row in rows if row.group_status == GroupStatus.PENDING]
-    if ids:
-        condition = selection(buffer.id, ids=ids)
-        _record_losses(buffer, condition, (GroupStatus.PENDING,), by_caller=by_caller)
-
-
 def _take_from_leases(
-    buffer: LockedBuffer,
-    sums: Sequence[Any],
-    condition: ColumnElement[bool],
-    reason: str,
-    statuses: Collection[GroupStatus],
+    buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[bool], reason: str
 ) -> None:
-    """Record in draws and leases that their groups of some statuses are lost."""
-    found = {row.group_status for row in sums}
-    if GroupStatus.LEASED in found:
-        buffer.session.run(mark_leased_lost(condition, reason, buffer.now))
-    if not found.isdisjoint(statuses):
-        _record_losses(buffer, condition, statuses, by_caller=True)
+    """Record in draws and leases that they lose leased groups.
 
-
-def _record_losses(
-    buffer: LockedBuffer,
-    condition: ColumnElement[bool],
-    statuses: Collection[GroupStatus],
-    *,
-    by_caller: bool,
-) -> None:
+    Leases that the caller holds do not record it.
+    """
+    if all(row.group_status != GroupStatus.LEASED for row in sums):
+        return
+    buffer.session.run(mark_leased_lost(condition, reason, buffer.now))
     lost: dict[int, list[int]] = {}
-    for row in buffer.session.run(select_losses(condition, statuses)):
+    for row in buffer.session.run(select_losses(condition)):
         lost.setdefault(row.id, list(row.lost_ids or ())).append(row.group_id)
     for lease_id, ids in lost.items():
-        if not by_caller or lease_id not in buffer.scope.held:
+        if lease_id not in buffer.scope.held:
             buffer.session.run(set_lost(lease_id, ids))
 
 
@@ -323,12 +296,12 @@ def delete_groups_by_id(ids: Any) -> Delete:
     return delete_from(episode_group).where(among(group.id, ids))
 
 
-def select_losses(condition: ColumnElement[bool], statuses: Collection[GroupStatus]) -> Select[Any]:
-    """Select leased or claimed groups, with their leases, which are locked in order."""
+def select_losses(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select leased groups, with their leases, which are locked in order."""
     return (
         select(lease.c.id, lease.c.lost_ids, group.id.label("group_id"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
-        .where(condition, group.group_status.in_([status.value for status in statuses]))
+        .where(condition)
         .order_by(lease.c.id, group.id)
         .with_for_update(of=lease)
     )

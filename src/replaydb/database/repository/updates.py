@@ -100,8 +100,6 @@ def _set_status(
 ) -> None:
     _check(rows, status)
     moving = [row for row in rows if row.group_status != status]
-    if status is not GroupStatus.COMPLETED:
-        transitions.lose_claims(buffer, moving, by_caller=True)
     if status is GroupStatus.ARCHIVED:
         keep = buffer.settings.archived_payload == "keep"
         transitions.archive(buffer, moving, reason, keep_payload=keep)

@@ -57,10 +57,8 @@ def selection(
     return condition if where is None else condition & where
 
 
-#: Groups that are neither leased nor claimed as a whole.
-WITHOUT_LEASE = group.lease_id.is_(None)
-#: Groups that are neither leased nor claimed, nor is any of their trajectories.
-UNCLAIMED = WITHOUT_LEASE & ~exists().where(
+#: Groups that are not leased, and of which no trajectory is claimed.
+IS_FREE = group.lease_id.is_(None) & ~exists().where(
     trajectory.c.group_id == group.id, trajectory.c.claim_uid.is_not(None)
 )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -23,7 +22,6 @@ from replaydb.integrations.decoding import decoded_one, reason_of
 from replaydb.integrations.torchtitan.rollouts import TASK, to_group, to_rollout_group
 from replaydb.integrations.values import is_same
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 #: Statuses that `take_finalized` takes. A failed group, which has no rollouts, is finalized too.
@@ -32,20 +30,16 @@ _IN_BUFFER = ("pending", *_FINALIZED)
 #: Statuses of groups that take a slot; "leased" groups were taken and not released yet.
 _ACTIVE = (*_IN_BUFFER, "leased")
 #: Another process has or had the group, or the buffer was closed meanwhile.
-_DROPPED = (
-    rdb.ConsumedGroupError,
-    rdb.LeaseExpiredError,
-    rdb.NotEnoughGroupsError,
-    rdb.StoreClosedError,
-)
+_DROPPED = (rdb.ConsumedGroupError, rdb.GroupClosedError, rdb.StoreClosedError)
 
 
 class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     """torchtitan's work buffer in a store. Waiting, in-flight and finalized work is durable.
 
-    Groups that are in flight or taken are leased, and this process extends the leases while it is
-    alive. If it dies, its groups in flight wait again, and groups that it had taken are finalized
-    again, after at most `ttl` seconds. Several processes can share one buffer.
+    Groups in flight are claimed, those that were taken are leased, and this process extends its
+    claims and leases while it is alive. If it dies, its groups in flight wait again, and groups
+    that it had taken are finalized again, after at most `ttl` seconds. Several processes can share
+    one buffer.
 
     `add_work` skips a `group_id` that is already known, even from before a restart, and assigns no
     slot to it. A data loop that counts from 0 again therefore generates nothing twice.
@@ -90,7 +84,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         self._closed = False
         self._store: rdb.Store | None = None
         self._opening = asyncio.Lock()
-        self._claimed: dict[int, rdb.Lease] = {}
+        self._claimed: dict[int, rdb.Claim] = {}
         self._taken: deque[rdb.Lease] = deque()  # a lost group can be in it twice
         self._peak = 0
 
@@ -128,7 +122,9 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             InvalidInputError: Its sample was stored with another `sample_type`.
         """
         with suppress(rdb.StoreClosedError):
-            return await self._lease_one(self._claim, self._work, statuses="pending", timeout=None)
+            buffer = await self._open()
+            [claim] = await buffer.claim(ttl=self._config.ttl)
+            return await self._keep(claim)
         return None
 
     async def finalize_work(self, rollout_group: RolloutGroup) -> None:
@@ -140,10 +136,10 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         """
         group_id = rollout_group.group_id
         try:
-            lease = await self._claim_of(group_id)
+            claim = await self._claim_of(group_id)
             async with AsyncExitStack() as stack:
-                stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
-                buffer, prompt = await self._open(), lease.batch[0].prompt
+                stack.push_async_exit(claim)  # ends the claim; after an error the group waits again
+                buffer, prompt = await self._open(), claim.group.prompt
                 try:
                     await buffer.put(to_group(rollout_group, prompt=prompt), on_duplicate="replace")
                 except rdb.InvalidInputError as error:
@@ -169,7 +165,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                     window = rdb.col.tags["group_id"] < end
                     which = {"statuses": _FINALIZED, "where": window, "timeout": 1}
                     with suppress(rdb.NotEnoughGroupsError):  # another process took the head
-                        return await self._lease_one(self._taken.append, _finalized, **which)
+                        return await self._take(buffer, **which)
         return None
 
     async def release_active_groups(self, count: int, *, reason: str) -> None:
@@ -219,8 +215,12 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             await self._store.close()  # first, or waiting calls would take the released groups
 
         def release() -> None:
-            for lease in (*self._claimed.values(), *self._taken):
-                self._blocking_buffer.revoke(lease.id, reason="the work buffer was closed")
+            why = "the work buffer was closed"
+            for claim in self._claimed.values():
+                with suppress(rdb.ClaimExpiredError):
+                    self._blocking_buffer.release_claim(claim.uid, reason=why)
+            for lease in self._taken:
+                self._blocking_buffer.revoke(lease.id, reason=why)
             self._blocking.close()
 
         await asyncio.to_thread(release)
@@ -232,12 +232,14 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         closed.
         """
         groups: list[rdb.GroupInfo] = []
+        pending: list[rdb.TrajectoryInfo] = []  # one for each pending group
         with suppress(rdb.StoreClosedError):
             groups = self._blocking_buffer.find(statuses=_ACTIVE)
-        pending = [one.lease_id for one in groups if one.status == "pending"]
+            pending = self._blocking_buffer.trajectories(limit=len(groups) + 1)
+        num_claimed = sum(one.claim_uid is not None for one in pending)
         values = {
-            "num_groups_waiting": pending.count(None),
-            "num_groups_inflight": len(pending) - pending.count(None),
+            "num_groups_waiting": len(pending) - num_claimed,
+            "num_groups_inflight": num_claimed,
             "num_groups_finalized": sum(one.status in _FINALIZED for one in groups),
             "active_slots_in_use_peak": max(self._peak, len(groups)),
             "available_active_slots": self._max_active_rollout_groups - len(groups),
@@ -256,43 +258,48 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 self._store = await rdb.Store.open(self._config.url, run=self._config.run)
             return await self._store.buffer(self._config.buffer)
 
-    async def _lease_one(
-        self,
-        keep: Callable[[rdb.Lease], None],
-        decode: Callable[[rdb.StoredGroup], T],
-        **which: Any,
-    ) -> T:
-        """Lease and decode one group, and pass the lease to `keep`, which must end it later."""
+    async def _keep(self, claim: rdb.Claim) -> work_buffer.RolloutGroupWork:
+        """Return the work of a claim, which `finalize_work` or `close` ends."""
+        async with AsyncExitStack() as stack:
+            group = (await stack.enter_async_context(claim)).group
+            sample = self._samples.from_json(str(group.prompt))
+            stack.pop_all()
+        work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
+        work.state = type(work.state)("inflight")
+        self._claimed[work.group_id] = claim
+        if self._closed:
+            raise rdb.StoreClosedError
+        return work
+
+    async def _claim_of(self, group_id: int) -> rdb.Claim:
+        """Return the claim of a group; claim it again if the claim was lost or never made.
+
+        Raises:
+            GroupClosedError: Another process has claimed or finalized the group.
+        """
+        claim = self._claimed.get(group_id)
+        if claim is not None:
+            with suppress(rdb.ClaimExpiredError):
+                await claim.extend()
+                return claim
         buffer = await self._open()
+        which = rdb.col.group_uid == str(group_id)
+        for claim in await buffer.claim(ttl=self._config.ttl, where=which, timeout=0):
+            await self._keep(claim)
+            return claim
+        raise rdb.GroupClosedError(str(group_id), "in use or finalized")
+
+    async def _take(self, buffer: rdb.Buffer, **which: Any) -> RolloutGroup:
+        """Lease and decode a finalized group, which `release_active_groups` or `close` ends."""
         async with AsyncExitStack() as stack:
             taking = buffer.lease(1, ttl=self._config.ttl, **which)
             lease = await stack.enter_async_context(taking)
-            found = await decoded_one(lease, decode)
+            found = await decoded_one(lease, _finalized)
             stack.pop_all()
-        keep(lease)
+        self._taken.append(lease)
         if self._closed:
             raise rdb.StoreClosedError
         return found
-
-    def _work(self, group: rdb.StoredGroup) -> work_buffer.RolloutGroupWork:
-        sample = self._samples.from_json(str(group.prompt))
-        work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
-        work.state = type(work.state)("inflight")
-        return work
-
-    def _claim(self, lease: rdb.Lease) -> None:
-        self._claimed[lease.batch[0].tags["group_id"]] = lease
-
-    async def _claim_of(self, group_id: int) -> rdb.Lease:
-        """Return the claim of a group; claim it again if the claim was lost or never made."""
-        lease = self._claimed.get(group_id)
-        if lease is not None:
-            with suppress(rdb.LeaseExpiredError):
-                await lease.extend()
-                return lease
-        which = rdb.col.group_uid == str(group_id)
-        await self._lease_one(self._claim, lambda group: group, statuses="pending", where=which)
-        return self._claimed[group_id]
 
 
 def _finalized(group: rdb.StoredGroup) -> RolloutGroup:
