@@ -24,6 +24,7 @@ from replaydb.domain.episodes.segments import Segment
 from replaydb.packs.folder import Folder
 from replaydb.ui import application, differences, tokens
 from replaydb.ui.views import group as view
+from support.agents import turn
 from support.connections import transaction
 from support.damage import damage
 from support.engines import both_engines
@@ -452,9 +453,9 @@ async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buf
         "all turns",
     ]
     assert page.tables["Turns of the episode"][1:] == [
-        ["1", "2", "1", "0.25", "tool_calls", 'tool: "python"'],
-        ["2", "1", "2", "0.5", "-", ""],
-        ["3", "1", "2", "1", "stop", ""],
+        ["1", "-", "2", "1", "0.25", "tool_calls", 'tool: "python"'],
+        ["2", "-", "1", "2", "0.5", "-", ""],
+        ["3", "-", "1", "2", "1", "stop", ""],
     ]
     assert "The prompt of turns 2, 3 does not start with all tokens" in page.text
     assert "finish reason: stop." in page.text
@@ -535,6 +536,44 @@ async def test_a_pending_group(browser: httpx.AsyncClient, buffer: Buffer) -> No
     page = await get(browser, "/group", id=one)
     assert page.tables[GRPO][1][:2] == ["episode 1", "0.5"]
     assert "Reward 0.5" in (await get(browser, "/episode", group=one, position=1)).text
+
+
+@both_engines
+async def test_trajectories(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    """Positions without an episode, agents, and turns that are not trained on."""
+    one = await buffer.open_group("t", "g", 3, min_episodes=2)
+    first = turn("t0", agent="main")
+    for each in (first, turn("t1", first, agent="search"), turn("t2", first, agent="search")):
+        await buffer.append_turn("g", 0, each)
+    await buffer.finish_episode("g", 0, discarded=["t1"])
+    await buffer.fail_episode("g", 1, "no <b>answer</b>")
+    await buffer.claim(ttl=60, owner="worker-7")
+    page = await get(browser, "/group", id=one)
+    rows = page.tables["Trajectories"][1:]
+    assert [row[:4] for row in rows] == [["1", "0", "0", "-"], ["2", "0", "0", "worker-7"]]
+    assert rows[0][5] == "no <b>answer</b>"
+    page = await get(browser, "/episode", group=one, position=0)
+    assert [row[:2] for row in page.tables["Turns of the episode"][1:]] == [
+        ["1", "main"], ["2, discarded", "search"], ["3", "search"],
+    ]  # fmt: skip
+    decode_bytes(browser)
+    page = await get(browser, "/episode", group=one, position=0)
+    assert "discarded, not in the loss; agent search, reward" in page.text
+
+
+async def test_episodes_beside_a_position_without_one(
+    browser: httpx.AsyncClient, buffer: Buffer
+) -> None:
+    one = await buffer.open_group("t", "g", 3, min_episodes=2)
+    for position in (0, 2):
+        await buffer.add_episode("g", episode(0.5), position=position)
+    await buffer.fail_episode("g", 1, "timeout")
+    page = await get(browser, "/episode", group=one, position=0)
+    assert "Previous episode" not in page.links
+    page = read((await browser.get(page.links["Next episode"])).text)
+    assert page.headings[0][1].startswith("Episode 2")
+    assert "Next episode" not in page.links
+    assert page.links["Previous episode"].endswith("position=0&show=text&by=logprob")
 
 
 async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) -> None:

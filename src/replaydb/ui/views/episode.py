@@ -83,6 +83,15 @@ class EpisodeView:
     metadata: dict[str, Any] | None = None
     restarts: Sequence[int] = ()
 
+    @property
+    def neighbours(self) -> list[tuple[str, int]]:
+        """The positions of the episodes before and after it, with their names."""
+        here = self.summary.info.position
+        others = [one.position for one in self.loaded.infos]
+        before = [("Previous", position) for position in others if position < here]
+        after = [("Next", position) for position in others if position > here]
+        return before[-1:] + after[:1]
+
 
 async def episode(request: Request) -> Response:
     """Show an episode as text, or as tokens colored by one of their values."""

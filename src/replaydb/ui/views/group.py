@@ -22,7 +22,7 @@ from replaydb.database.filters.group_columns import col
 from replaydb.database.tables.schema import CONTEXT_PART, payload
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Episode
-from replaydb.domain.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
+from replaydb.domain.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo, TrajectoryInfo
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseReadOnlyError,
@@ -118,6 +118,7 @@ class GroupView:
         events: Its history, oldest event first.
         older: Draws before this id are on the next page; None if there are none.
         lease: The lease that holds the group, if any.
+        trajectories: Positions without an episode.
     """
 
     loaded: LoadedGroup
@@ -127,6 +128,7 @@ class GroupView:
     events: Sequence[Event]
     older: int | None
     lease: LeaseInfo | None
+    trajectories: Sequence[TrajectoryInfo]
 
 
 async def group(request: Request) -> Response:
@@ -188,6 +190,7 @@ async def load_group(
         [*_events(info, draws[:ROWS])],
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
+        await buffer.trajectories(uids=info.group_uid, limit=ROWS),
     )
 
 
