@@ -50,6 +50,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.leases: list[Lease] = []
+        self.claims: list[rdb.Claim] = []
         self.uids = 0
 
     def run(self, call: Awaitable[T]) -> T:
@@ -179,12 +180,31 @@ class Machine(RuleBasedStateMachine):
     def lease(self, count: int, least: int, status: str) -> None:
         self._lease(count, least, status)
 
-    @rule(count=st.integers(1, 3), least=st.integers(0, 1))
-    def claim(self, count: int, least: int) -> None:
-        self._lease(count, least, "pending")
+    @rule(count=st.integers(1, 3))
+    def claim(self, count: int) -> None:
+        free = [uid for uid in self.model.of("pending") if self.model.rows[uid].claim is None]
+        call = self.buffer.claim(count, ttl=TTL, whole_groups=True, timeout=0)
+        claims = self.run(call)
+        assert [claim.group.group_uid for claim in claims] == free[:count]
+        for claim in claims:
+            self.model.rows[claim.group.group_uid].claim = claim.uid
+            self.claims.append(claim)
+
+    @rule(number=NUMBER)
+    def release(self, number: int) -> None:
+        if not self.claims:
+            return
+        claim = self.claims[number % len(self.claims)]
+        row = self.model.rows.get(claim.group.group_uid)
+        if row is not None and row.status == "pending" and row.claim == claim.uid:
+            self.run(claim.release())
+            row.claim = None
+        else:
+            with pytest.raises(rdb.ClaimExpiredError):
+                self.run(claim.release())
 
     def _lease(self, count: int, least: int, status: str) -> None:
-        uids = [uid for uid in self.model.of(status) if not self.model.rows[uid].claimed]
+        uids = self.model.of(status)
         call = self.buffer.lease(count, ttl=TTL, statuses=status, at_least=least)
         if len(uids) < least:
             with pytest.raises(rdb.NotEnoughGroupsError):
@@ -193,8 +213,7 @@ class Machine(RuleBasedStateMachine):
         taken = self.run(call)
         assert [one.group_uid for one in taken.batch.groups] == uids[:count]
         if uids:
-            take = self.model.claim if status == "pending" else self.model.lease
-            take(taken.id, uids[:count])
+            self.model.lease(taken.id, uids[:count])
             self.leases.append(taken)
 
     @rule(number=NUMBER, revoked=st.booleans())
@@ -289,7 +308,7 @@ class Machine(RuleBasedStateMachine):
             return
         row, version = self.model.rows[uid], self.version(age)
         call = self.buffer.add_episode(uid, episode(float(number), version))
-        if row.status != "pending":
+        if row.status != "pending" or row.claim is not None:
             with pytest.raises(rdb.GroupClosedError):
                 self.run(call)
             return

@@ -155,6 +155,9 @@ async def test_changes_since_the_last_copy_are_copied(
         await math.put(group("m6", rewards=[2.0]), on_duplicate="renew")
         await math.delete(where=rdb.col.reward_mean == 0.5, tasks="code")
         await math.update(uids=["m7", "m8"], tags={"level": "x"}, priority=9.0)
+        for one in await math.trajectories(uids="open"):
+            if one.claim_uid is not None:
+                await math.release_claim(one.claim_uid, reason="copied")
         await math.add_episode("open", group().episodes[0], position=0)
         await math.sample(4)
         for lease in await math.leases():

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import replaydb as rdb
 from replaydb import Store
+from replaydb.buffer.joining import Joining
 from replaydb.cli import app
 from replaydb.database import migrations
 from replaydb.database.tables import records
@@ -118,7 +119,7 @@ async def test_damaged_and_changed_groups_are_skipped(
         return several(*given)
 
     await change(damaged)
-    monkeypatch.setattr("replaydb.operations.rewriting.payload_records", interfere)
+    monkeypatch.setattr("replaydb.database.rewriting.payload_records", interfere)
     report = await rewrite_payloads(store)
     assert (report.num_groups, report.num_skipped) == (6, 2)
     assert await formats(url) == {1, 2}
@@ -137,8 +138,11 @@ def test_the_command(own_url: str) -> None:
 
 
 @LAYOUTS
-async def test_episodes_that_were_added_one_by_one_are_joined(store: Store, url: str) -> None:
+async def test_episodes_that_were_added_one_by_one_are_joined(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the episode of an unusable position, and as long as the group is not pending."""
+    monkeypatch.setattr(Joining, "join_soon", lambda *_: None)
     buffer = await store.buffer("math")
     prompt = list(range(4096))
     for uid in ("complete", "open"):

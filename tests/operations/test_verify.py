@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import delete, func, insert, select, text, update
 
 import replaydb as rdb
 from operations.conftest import populate
@@ -35,6 +35,7 @@ from support.invariants import check_invariants, number_of
 
 LEASED = episode_group.c.group_status == "leased"
 FREE = episode_group.c.group_status == "completed"
+LEASE = select(func.min(lease.c.id)).scalar_subquery()
 #: The text of the group `talk`; `SECOND` is the second episode of a group with a tag.
 FIRST_TEXT = transcript.c.position == 0
 SECOND = (episode.c.group_id == 5) & (episode.c.position == 1)
@@ -242,7 +243,10 @@ async def test_a_read_only_store_is_not_repaired(populated: str) -> None:
     [
         (update(episode_group).where(LEASED).values(lease_id=None), "leased without a lease"),
         (update(episode_group).where(LEASED).values(leased_from=None), "leased without a lease"),
-        (update(episode_group).where(FREE).values(lease_id=1), "has a lease without being leased"),
+        (
+            update(episode_group).where(FREE).values(lease_id=LEASE),
+            "has a lease without being leased",
+        ),
         (update(lease).values(buffer_id=2), "leased without a lease"),
         (update(transcript).where(FIRST_TEXT).values(position=77), "has a text of an episode"),
         (update(episode).where(SECOND).values(reward=99.0), "differ from the rows of its episodes"),

@@ -30,7 +30,10 @@ class Row:
     expected: int = 0
     least: int = 0
     closes: bool = False
-    claimed: bool = False
+    #: Uid of the claim of all its open positions.
+    claim: str | None = None
+    #: Claims of each open position that have expired.
+    claims_expired: int = 0
     has_payload: bool = True
 
     @property
@@ -159,24 +162,15 @@ class Model:
             row = self.rows[uid]
             row.leased_from, row.status, row.times = row.status, "leased", row.times + 1
 
-    def claim(self, lease_id: int, uids: list[str]) -> None:
-        self.leases[lease_id] = set(uids)
-        for uid in uids:
-            self.rows[uid].claimed = True
-
     def release(self, uid: str) -> None:
         """Remove a group from its lease, if any."""
-        if uid in self.rows:
-            self.rows[uid].claimed = False
         for leased in self.leases.values():
             leased.discard(uid)
 
     def ack(self, uid: str) -> None:
         row = self.rows[uid]
         self.release(uid)
-        if row.status == "pending":
-            row.attempts = 0
-        elif not self.returns or (self.max_times is not None and row.times >= self.max_times):
+        if not self.returns or (self.max_times is not None and row.times >= self.max_times):
             row.status = "archived"
         else:
             row.attempts = 0
@@ -185,11 +179,10 @@ class Model:
     def undo(self, uid: str) -> None:
         row = self.rows[uid]
         self.release(uid)
-        leased = row.status == "leased"
-        row.attempts, row.times = row.attempts + 1, row.times - leased
+        row.attempts, row.times = row.attempts + 1, row.times - 1
         if self.max_attempts is not None and row.attempts >= self.max_attempts:
             row.status = "failed"
-        elif leased:
+        else:
             self.set_status(row, row.leased_from)
 
     def complete(self, uid: str) -> None:
@@ -199,13 +192,16 @@ class Model:
         self.set_status(row, "completed")
 
     def time_passes(self) -> None:
-        """Let all leases expire and all deadlines pass."""
+        """Let all leases and claims expire and all deadlines pass."""
         for leased in list(self.leases.values()):
             for uid in list(leased):
                 self.undo(uid)
         for uid in self.of("pending"):
             row = self.rows[uid]
-            if row.closes and len(row.rewards) >= row.least:
+            row.claims_expired += row.claim is not None
+            row.claim = None
+            closes = row.closes or row.claims_expired == self.max_attempts
+            if closes and len(row.rewards) >= row.least:
                 self.complete(uid)
-            elif row.closes:
+            elif closes:
                 row.status = "failed"

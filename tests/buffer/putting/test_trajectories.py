@@ -425,21 +425,6 @@ async def _payload_bytes(url: str) -> int:
         return int((await connection.execute(select(size))).scalar_one())
 
 
-async def test_a_group_is_claimed_whole_or_by_position(buffer: Buffer) -> None:
-    for uid in ("a", "b"):
-        await opened(buffer, uid)
-    [claim] = await buffer.claim(ttl=60)
-    lease = await buffer.lease(1, statuses="pending", ttl=60)
-    assert [one.group_uid for one in lease.batch] == ["b"]
-    with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.lease(1, statuses="pending", ttl=60)
-    [other] = await buffer.claim(9, ttl=60)
-    assert (other.group.group_uid, other.positions) == ("a", (1,))
-    await lease.nack()
-    assert claim.group.group_uid == "a"
-    assert len(await buffer.claim(9, ttl=60)) == 2
-
-
 @pytest.mark.parametrize("by_uid", [False, True])
 async def test_turns_after_one_without_tokens_of_its_own(buffer: Buffer, by_uid: bool) -> None:
     await opened(buffer, expected=1)

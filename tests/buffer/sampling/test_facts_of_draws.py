@@ -90,17 +90,14 @@ async def test_groups_of_an_expired_lease(
         assert sum(one.attempts for one in batch.groups) > 0
 
 
-@pytest.mark.parametrize("status", ["completed", "aborted", "expired", "failed", "pending"])
+@pytest.mark.parametrize("status", ["completed", "aborted", "expired", "failed"])
 async def test_leased_groups(store: Store, status: str) -> None:
     buffer = await store.buffer("math", max_staleness=2)
-    if status == "pending":
-        await buffer.open_group("gsm8k", "open", 2, tags={"a": 1})
-    else:
-        ids = await buffer.put(groups(3, version=1))
-        await buffer.advance_policy(9 if status == "expired" else 2)
-        if status != "expired":
-            await buffer.update(ids, status=status)
-        await buffer.advance_policy(11 if status == "expired" else 3)
+    ids = await buffer.put(groups(3, version=1))
+    await buffer.advance_policy(9 if status == "expired" else 2)
+    if status != "expired":
+        await buffer.update(ids, status=status)
+    await buffer.advance_policy(11 if status == "expired" else 3)
     lease = await buffer.lease(3, ttl=60, statuses=[status], at_least=1)
     await assert_as_stored(buffer, lease.batch)
     await lease.nack(reason="again")
