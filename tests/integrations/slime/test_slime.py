@@ -111,6 +111,26 @@ def test_values_of_tokens_become_token_extras() -> None:
     assert identical(ordered(to_samples(group)), ordered([one]))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout_routed_experts": np.zeros((3, 1, 1)), "tokens": [1, 5, 6, 7]},  # of the response?
+        {"rollout_routed_experts": np.zeros((5, 1, 1))},
+        {"rollout_top_p_token_ids": [8, 9], "rollout_top_p_token_offsets": [0, 1, 1, 1]},
+        {"rollout_top_p_token_ids": [8, 9], "rollout_top_p_token_offsets": [0, 3, 1, 2]},
+        {"rollout_top_p_token_ids": [8, 9], "rollout_top_p_token_offsets": [0, 2]},
+        {"teacher_log_probs": [-0.5]},
+        {"prompt": [{"image": b"\xff"}]},
+        {"prompt": [{"weight": math.nan}]},
+    ],
+)
+def test_values_that_do_not_fit_are_kept_elsewhere(changes: Any) -> None:
+    group = from_samples([sample(**changes)])
+    assert group.episodes[0].token_extras == {}
+    assert group.prompt == (None if "prompt" in changes else "1 + 1?")
+    assert identical(ordered(to_samples(group)), ordered([sample(**changes)]))
+
+
 def test_a_list_of_samples_is_one_episode() -> None:
     split = [sample(rollout_id=7, reward=0.25), sample(rollout_id=7, tokens=[1, 9, 9, 9])]
     group = from_samples([split, sample(rollout_id=8)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from pydantic import BaseModel
 
 import replaydb as rdb
 from integrations.identical import identical
@@ -87,6 +88,24 @@ async def test_stored_records_round_trip(url: str) -> None:
                 assert identical(ordered(to_trace(episode)), ordered(record))
 
 
+class Data(BaseModel):
+    idx: int = 0
+
+
+class RowData(Data):
+    answer: str = "4"
+
+
+class TraceWithData(WireTrace):
+    data: Data
+
+
+def test_fields_of_subclasses_are_stored() -> None:
+    """An annotation names the base class, for example of the data of all tasks."""
+    one = TraceWithData.model_validate(trace(data=RowData()))
+    assert to_trace(from_trace(one))["data"] == {"idx": 0, "answer": "4"}
+
+
 def test_nodes_become_turns() -> None:
     calls = [{"node": 1, "finish_reason": "stop"}, {"node": None, "finish_reason": None}]
     record = trace(
@@ -138,7 +157,9 @@ def test_values_of_tokens_become_token_extras() -> None:
 
 def test_tokens_between_sampled_ones_have_no_logprob() -> None:
     one = node(None, [1, 2, 3, 4], mask=[False, True, False, True], logprobs=[-0.5, -0.25])
-    [turn] = from_trace(trace(one)).turns
+    episode = from_trace(trace(one))
+    assert "logprobs" in episode.metadata["verifiers"]["nodes"][0]["usual"]
+    [turn] = episode.turns
     assert turn.loss_mask.tolist() == [True, False, True]
     assert turn.logprobs is not None
     assert np.array_equal(turn.logprobs, [-0.5, np.nan, -0.25], equal_nan=True)
