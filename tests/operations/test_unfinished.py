@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import update
 
@@ -55,17 +57,21 @@ async def test_damage_is_found(own_url: str, wrong: str) -> None:
         assert [one.where for one in problems] == expected[wrong]
 
 
-async def test_a_copy_can_be_continued(own_url: str, empty_url: str) -> None:
+@pytest.mark.parametrize("outside", [False, True])
+async def test_a_copy_can_be_continued(
+    own_url: str, empty_url: str, tmp_path: Path, outside: bool
+) -> None:
     async with Store.open(own_url) as store:
         buffer = await store.buffer("math")
         await unfinished(buffer)
         [claim] = await buffer.claim(ttl=600)
-        await copy(own_url, empty_url)
+        await copy(own_url, empty_url, payloads=tmp_path.as_uri() if outside else None)
         async with Store.open(empty_url) as other:
             copied = await other.buffer("math")
             assert await copied.turns("g", 1) == [FIRST, SECOND]
             assert await copied.trajectories() == await buffer.trajectories()
             await copied.release_claim(claim.uid, reason="the process is in the other store")
+            await copied.append_turn("g", 1, SECOND)  # again
             assert await copied.finish_episode("g", 1) == "completed"
         await check_invariants(empty_url)
 

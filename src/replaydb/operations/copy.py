@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import URL
 
@@ -264,14 +264,17 @@ class _Copying:
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
         if outside:
-            await self.target.put(records, end)
+            await self.target.put([one for one in records if not one.is_of_turn], end)
 
         def insert(session: Session) -> None:
             packs.enter(session, records)
-            parts = [
-                record.row(one.group_id) for record, (one, _) in zip(records, sound, strict=True)
-            ]
-            session.run_many(insert_into(payload), parts)
+            inside: list[dict[str, Any]] = []
+            packed: list[dict[str, Any]] = []
+            for record, (one, _) in zip(records, sound, strict=True):
+                rows = inside if record.pack is None else packed
+                rows.append(record.row(one.group_id))
+            session.run_many(insert_into(payload), inside)
+            session.run_many(insert_into(payload), packed)
 
         await self._write(insert, end)
         self.update_report(num_payloads=len(records), num_bytes=size)

@@ -73,7 +73,8 @@ class PayloadRecord:
         checksum: Checksum of `data`.
         codec_version: Payload format of `data`.
         field: The column that the part holds; None: the episodes without heavy columns.
-        of_part: Number of the part with the episodes of the column.
+        of_part: Number of the part with the episodes of the column. Of a turn of an unfinished
+            trajectory, which has no field: the position of the trajectory.
         expanded_bytes: Size of its tensors in memory; None in format 1.
         pack: Pack that holds the bytes, if they are outside the database.
         offset: Position of the first byte in the pack.
@@ -91,6 +92,11 @@ class PayloadRecord:
     pack: Pack | None = None
     offset: int = 0
     repeated: Mapping[str, int] | None = None
+
+    @property
+    def is_of_turn(self) -> bool:
+        """Whether it is a turn of an unfinished trajectory. These are kept in the database."""
+        return self.field is None and self.of_part is not None
 
     def row(self, group_id: int) -> dict[str, Any]:
         """Return the columns of `payload`."""
