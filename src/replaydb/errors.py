@@ -19,7 +19,7 @@
     ├── DuplicateEpisodeError               the group already has an episode at that position
     ├── ClaimExpiredError                   the claim has ended, so nothing more can be added
     ├── TrajectoryClaimedError              another process has claimed the position
-    ├── DuplicateTurnError                  another turn of the trajectory has the uid
+    ├── DuplicateTurnError                  another turn of the group has the uid
     ├── UnknownTurnError (LookupError)      the trajectory has no turn of that uid
     ├── CorruptPayloadError                 stored bytes are damaged
     ├── PayloadGoneError (LookupError)      the episodes of a group were dropped or replaced
@@ -295,7 +295,7 @@ class GroupLeasedError(ReplayDBError):
 
 
 class GroupClosedError(ReplayDBError):
-    """The group accepts no more episodes.
+    """The group accepts no more episodes, or, without a position, none of its positions is free.
 
     Attributes:
         group_uid: Uid of the group.
@@ -305,7 +305,10 @@ class GroupClosedError(ReplayDBError):
     def __init__(self, group_uid: str, status: str) -> None:
         self.group_uid = group_uid
         self.status = status
-        super().__init__(f"group {group_uid!r} accepts no more episodes: it is {status}")
+        why = f"it is {status}"
+        if status == "pending":
+            why = "each of its positions has an episode or turns, is claimed, or is unusable"
+        super().__init__(f"group {group_uid!r} accepts no more episodes: {why}")
 
 
 class DuplicateEpisodeError(ReplayDBError):
@@ -357,11 +360,11 @@ class TrajectoryClaimedError(ReplayDBError):
 
 
 class DuplicateTurnError(ReplayDBError):
-    """The trajectory has another turn with this uid. It was kept.
+    """The group has another turn with this uid. It was kept.
 
     Attributes:
         group_uid: Uid of the group.
-        position: Position of the trajectory in its group.
+        position: Position of the trajectory that has it.
         turn_uid: The uid.
     """
 
@@ -370,13 +373,13 @@ class DuplicateTurnError(ReplayDBError):
         self.position = position
         self.turn_uid = turn_uid
         super().__init__(
-            f"position {position} of group {group_uid!r} has a turn {turn_uid!r} with other "
-            "content; another turn needs another uid"
+            f"position {position} of group {group_uid!r} has another turn {turn_uid!r}; each turn "
+            "of a group needs a uid of its own"
         )
 
 
 class UnknownTurnError(ReplayDBError, LookupError):
-    """The trajectory has no turn of this uid, so no turn can follow it. Nothing was stored.
+    """The trajectory has no turn of this uid, to follow or to discard. Nothing was stored.
 
     Attributes:
         group_uid: Uid of the group.
@@ -389,8 +392,7 @@ class UnknownTurnError(ReplayDBError, LookupError):
         self.position = position
         self.turn_uid = turn_uid
         super().__init__(
-            f"position {position} of group {group_uid!r} has no turn {turn_uid!r}: a parent is a "
-            "turn that was appended to the same position before"
+            f"no turn {turn_uid!r} was appended to position {position} of group {group_uid!r}"
         )
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from sqlalchemy import update
 
 import replaydb as rdb
+from replaydb import Store
 from replaydb.database.tables.schema import payload
 from support.command import json_of, rows_of, run
 from support.connections import transaction
-from support.groups import conversation
+from support.groups import conversation, episode
 
 from .conftest import ESCAPED, HOSTILE
 
@@ -117,7 +118,9 @@ def test_turns_and_extras_are_columns(url: str) -> None:
     assert ["0", "2", "1", "0.25", "tool_calls"] in [row[:5] for row in lines]
     outcome = run("episodes", "show", "math", "g", 2, url=url)
     assert outcome.exit_code == 1
-    assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr
+    assert (
+        "position: expected a position of the group with an episode (0, 1), got 2" in outcome.stderr
+    )
 
 
 def test_turns_by_parent(url: str) -> None:
@@ -177,3 +180,26 @@ def test_errors_of_tokenizers(sqlite_url: str, tmp_path: Path) -> None:
     outcome = run(*words, tmp_path, url=sqlite_url)
     assert outcome.exit_code == 1
     assert "to decode tokens, tokenizers is needed: pip install tokenizers" in outcome.stderr
+
+
+def test_episodes_keep_their_positions(filled_url: str) -> None:
+    async def opened() -> None:
+        async with Store.open(filled_url) as store:
+            buffer = await store.buffer("math")
+            await buffer.open_group("agents", "g", 4, min_episodes=2)
+            for position in (1, 3):
+                await buffer.add_episode("g", episode(float(position)), position=position)
+            for position in (0, 2):
+                await buffer.fail_episode("g", position, "timeout")
+
+    asyncio.run(opened())
+    listed = json_of("episodes", "list", "math", "--task", "agents", url=filled_url)
+    shown = json_of("groups", "show", "math", "g", url=filled_url)["episodes"]
+    for found in (listed, shown):
+        assert [(one["position"], one["reward"]) for one in found] == [(1, 1.0), (3, 3.0)]
+    rows = rows_of(run("groups", "show", "math", "g", url=filled_url))
+    assert ["3", "3"] in [row[:2] for row in rows]
+    assert json_of("episodes", "show", "math", "g", 3, url=filled_url)["reward"] == 3.0
+    outcome = run("episodes", "show", "math", "g", 2, url=filled_url)
+    assert outcome.exit_code == 1
+    assert "expected a position of the group with an episode (1, 3), got 2" in outcome.stderr

@@ -23,7 +23,15 @@ def test_trajectories_are_listed_and_released(filled_url: str) -> None:
     words = ("trajectories", "list", "math", "--task", "agents")
     listed = json_of(*words, url=filled_url)
     assert [(one["position"], one["num_turns"]) for one in listed] == [(0, 1), (1, 0), (2, 0)]
-    assert json_of(*words, "--group", "other", url=filled_url) == []
+    for name in ("g", str(listed[0]["group_id"])):
+        assert json_of(*words, "--group", name, url=filled_url) == listed
+    for wrong, message in (
+        (("--group", "other"), "no such groups in this buffer: other"),
+        (("--task", "other"), "existing: 'agents'"),
+    ):
+        refused = run(*words[:3], *wrong, url=filled_url)
+        assert refused.exit_code == 1
+        assert message in refused.stderr
     assert len(json_of(*words, "--limit", "1", url=filled_url)) == 1
     rows = rows_of(run(*words, url=filled_url))
     assert ["g", "agents", "0", "1", "0", uid, "worker-0"] in [row[:7] for row in rows]

@@ -84,7 +84,7 @@ class Claim:
 
         Raises:
             ClaimExpiredError: The claim has ended. Nothing was stored.
-            DuplicateTurnError: The trajectory has another turn with this uid.
+            DuplicateTurnError: The group has another turn with this uid.
             UnknownTurnError: The parent is not a turn of this trajectory.
             DuplicateEpisodeError: The claim has ended, and the position has an episode.
             GroupClosedError: The group accepts no more turns.

@@ -170,7 +170,7 @@ class Claiming(Putting, Drawing):
 
         Raises:
             TrajectoryClaimedError: Another process has claimed the trajectory.
-            DuplicateTurnError: The trajectory has another turn with this uid.
+            DuplicateTurnError: The group has another turn with this uid.
             UnknownTurnError: The parent is not a turn of this trajectory.
             UnknownGroupError: The group does not exist.
             DuplicateEpisodeError: The position has an episode already.
@@ -438,7 +438,7 @@ class Claiming(Putting, Drawing):
             uid = checks.name("parent_uid", parent_uid)
             if turn.parent is not None:
                 raise InvalidInputError("parent_uid", "None for a turn with a parent", repr(uid))
-            parent = await self._parent(group_uid, position, uid)
+            parent = await self._parent(group_uid, position, uid, claim_uid)
         encode = partial(to_turn_record, turn, row.settings.compression, parent)
         is_large = turn.segment.length - turn.segment.shared > ENCODE_INLINE_TOKENS
         record = await asyncio.to_thread(encode) if is_large else encode()
@@ -449,7 +449,9 @@ class Claiming(Putting, Drawing):
         if not outcome.is_new:
             await self._check_same(group_uid, position, turn, record.payload.data, outcome)
 
-    async def _parent(self, group_uid: str, position: int, uid: str) -> Parent:
+    async def _parent(
+        self, group_uid: str, position: int, uid: str, claim_uid: str | None
+    ) -> Parent:
         """Find a turn that another one follows."""
 
         def read(session: Session) -> Parent | None:
@@ -457,8 +459,20 @@ class Claiming(Putting, Drawing):
 
         found = await self._read(read)
         if found is None:
+            await self._check_open(group_uid, position, claim_uid)
             raise UnknownTurnError(group_uid, position, uid)
         return found
+
+    async def _check_open(self, group_uid: str, position: int, claim_uid: str | None) -> None:
+        """Raise the error of a trajectory that is not open to the caller.
+
+        Turns that are missing may be those of a group that was replaced or deleted meanwhile.
+        """
+
+        def read(session: Session) -> None:
+            unfinished.check_open(session, self.id, group_uid, position, claim_uid)
+
+        await self._read(read)
 
     async def _check_same(
         self, group_uid: str, position: int, turn: Turn, data: Any, outcome: Appended
@@ -491,12 +505,15 @@ class Claiming(Putting, Drawing):
         wait = checks.seconds("timeout", timeout)
         Episode(prompt_ids=[], response_ids=[], **values)  # checks them before anything is read
         turns = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
+        unknown = sorted(set(names) - {turn.uid for turn in turns})
+        if unknown or not turns:
+            await self._check_open(group_uid, position, claim_uid)
         if not turns:
             raise InvalidInputError(
                 "position", "one with turns; `add_episode` adds a whole episode", position
             )
-        for name in set(names) - {turn.uid for turn in turns}:
-            raise UnknownTurnError(group_uid, position, name)
+        if unknown:
+            raise UnknownTurnError(group_uid, position, unknown[0])
         for turn in turns:
             if turn.uid in names:
                 object.__setattr__(turn, "is_discarded", True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +57,8 @@ app = typer.Typer(help="List and show episodes.", no_args_is_help=True)
 
 #: Number of groups that a list reads at once.
 PAGE = 16
+#: Maximum number of positions in an error.
+SHOWN_POSITIONS = 16
 
 #: Characters of a text that a table shows.
 SHOWN_CHARACTERS = 60
@@ -189,8 +191,8 @@ async def _find(
                 return found, last
             last = info.id
             if info.id in stored:
-                episodes = enumerate(stored[info.id].episodes)
-                found += [(info.id, i, one) for i, one in episodes if is_wanted(one)]
+                episodes = placed(stored[info.id])
+                found += [(info.id, at, one) for at, one in episodes if is_wanted(one)]
         page = await which.page(buffer, PAGE, page[-1])
     return found, None
 
@@ -207,10 +209,17 @@ async def _one(
 ) -> tuple[int, Episode]:
     info = await info_of(buffer, group)
     [stored] = await buffer.get([info.id], fields=fields)
-    if position >= len(stored.episodes):
-        expected = f"less than {len(stored.episodes)}, the number of its episodes"
+    if position not in stored.positions:
+        shown = ", ".join(map(str, stored.positions[:SHOWN_POSITIONS])) or "none"
+        more = ", ..." if len(stored.positions) > SHOWN_POSITIONS else ""
+        expected = f"a position of the group with an episode ({shown}{more})"
         raise InvalidInputError("position", expected, position)
-    return info.id, stored.episodes[position]
+    return info.id, dict(placed(stored))[position]
+
+
+def placed(group: StoredGroup) -> Iterable[tuple[int, Episode]]:
+    """Return the episodes of a group with their positions, of which some may have no episode."""
+    return zip(group.positions, group.episodes, strict=True)
 
 
 def values_of(extras: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from replaydb.cli.console import (
     print_table,
     with_buffer,
 )
-from replaydb.cli.episodes import FIELDS, facts_of, row_of, values_of
+from replaydb.cli.episodes import FIELDS, facts_of, placed, row_of, values_of
 from replaydb.cli.selecting import (
     DEFAULT_LIMIT,
     AfterGroup,
@@ -124,7 +124,9 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
                 **context,
                 "extras": None if stored is None else values_of(stored.extras),
                 "repeated_bytes": None if stored is None else stored.repeated_bytes,
-                "episodes": None if stored is None else [facts_of(one) for one in stored.episodes],
+                "episodes": None
+                if stored is None
+                else [{"position": at, **facts_of(one)} for at, one in placed(stored)],
                 "draws": [_entry(draw, info.id) for draw in draws],
             }
         )
@@ -134,7 +136,7 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
         typer.echo(f"episodes cannot be read: {printable(problem)}")
     else:
         print_fields({**asdict(info), **context})
-        print_table(FIELDS, [row_of(i, one) for i, one in enumerate(stored.episodes)])
+        print_table(FIELDS, [row_of(at, one) for at, one in placed(stored)])
     print_table(
         ("draw", "at", "run", "step", "probability", "weight", "staleness", "outcome", "reason"),
         [tuple(_entry(draw, info.id).values())[:-1] for draw in draws],

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replaydb.cli.console import BufferName, Json, Url, print_json, print_table, with_buffer
-from replaydb.cli.selecting import Tasks
+from replaydb.cli.selecting import Tasks, info_of, with_known
 from replaydb.errors import ClaimExpiredError
+
+if TYPE_CHECKING:
+    from replaydb import Buffer, TrajectoryInfo
 
 app = typer.Typer(help="List unfinished trajectories, and end claims.", no_args_is_help=True)
 
 Group = Annotated[
-    list[str] | None, typer.Option("--group", help="Uid of a group, of any status (repeatable).")
+    list[str] | None,
+    typer.Option("--group", help="Id or uid of a group, of any status (repeatable)."),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number of trajectories.")]
 
@@ -28,11 +32,12 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List positions of pending groups without an episode, those of the oldest groups first."""
-    found = with_buffer(
-        url,
-        buffer,
-        lambda buffer: buffer.trajectories(tasks=task or None, uids=group or None, limit=limit),
-    )
+
+    async def listed(opened: Buffer) -> list[TrajectoryInfo]:
+        uids = [(await info_of(opened, name)).group_uid for name in group or ()]
+        return await opened.trajectories(tasks=task or None, uids=uids or None, limit=limit)
+
+    found = with_known(url, buffer, listed, tasks=task)
     if as_json:
         print_json(found)
         return

@@ -93,9 +93,15 @@ async def test_episodes_that_cannot_be_added(buffer: Buffer, url: str) -> None:
         await buffer.add_episode("g", episode(9.0), position=1)
     assert (caught.value.group_uid, caught.value.position) == ("g", 1)
     await buffer.add_episode("g", episode(0.0))
-    with pytest.raises(rdb.GroupClosedError) as closed:
+    with pytest.raises(rdb.GroupClosedError, match="it is completed") as closed:
         await buffer.add_episode("g", episode())
     assert closed.value.group_uid == "g"
+    await buffer.open_group("gsm8k", "claimed", 1)
+    [claim] = await buffer.claim(ttl=60)
+    with pytest.raises(rdb.GroupClosedError, match="is claimed, or is unusable") as closed:
+        await buffer.add_episode("claimed", episode())
+    assert closed.value.status == "pending"
+    await claim.release()
     with pytest.raises(rdb.DuplicateEpisodeError):  # a repeated call, after later episodes
         await buffer.add_episode("g", episode(9.0), position=1)
     assert (await buffer.get([1]))[0].rewards.tolist() == [0.0, 1.0]

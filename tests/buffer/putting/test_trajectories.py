@@ -75,7 +75,7 @@ async def test_repeated_appends(buffer: Buffer) -> None:
     assert (error.group_uid, error.position, error.turn_uid) == ("g", 0, "t1")
     with pytest.raises(rdb.DuplicateTurnError):  # the same tokens after another turn
         await buffer.append_turn("g", 0, turn("t1", second))
-    with pytest.raises(rdb.InvalidInputError, match=r"turn\.uid.*position 0 has it"):
+    with pytest.raises(rdb.DuplicateTurnError, match="position 0 of group 'g' has another turn"):
         await buffer.append_turn("g", 1, turn("t1"))
     assert await buffer.turns("g", 0) == [first, second]
 
@@ -370,20 +370,41 @@ async def test_a_deadline_closes_trajectories(buffer: Buffer, clock: Clock, url:
     assert (await buffer.sample(1))[0].positions == (1,)
 
 
-@pytest.mark.parametrize("change", ["filtered", "archived", "delete"])
-async def test_a_group_that_is_closed_by_others(buffer: Buffer, change: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("filtered", rdb.GroupClosedError),
+        ("archived", rdb.GroupClosedError),
+        ("delete", rdb.UnknownGroupError),
+        ("replace", rdb.DuplicateEpisodeError),
+        ("reopen", rdb.ClaimExpiredError),
+    ],
+)
+async def test_a_group_that_is_closed_by_others(
+    buffer: Buffer, change: str, expected: type[rdb.ReplayDBError]
+) -> None:
     await opened(buffer)
     [claim] = await buffer.claim(ttl=60)
     await claim.append_turn(turn("t0"))
-    if change == "delete":
+    if change == "replace":
+        whole = rdb.EpisodeGroup("agents", [episode()], group_uid="g")
+        await buffer.put(whole, on_duplicate="replace")
+    elif change in {"delete", "reopen"}:
         await buffer.delete([claim.group.id])
     else:
         await buffer.update(uids="g", status=change)
-    expected = rdb.UnknownGroupError if change == "delete" else rdb.GroupClosedError
-    with pytest.raises(expected):
-        await claim.append_turn(turn("t1"))
-    with pytest.raises(expected):
-        await claim.add_episode(episode())
+    if change == "reopen":
+        await opened(buffer)
+    for call in (
+        claim.append_turn(turn("t1")),
+        claim.append_turn(turn("t1"), parent_uid="t0"),
+        claim.finish_episode(),
+        claim.finish_episode(discarded=["nothing"]),
+        claim.fail_episode("timeout"),
+        claim.add_episode(episode()),
+    ):
+        with pytest.raises(expected):
+            await call
 
 
 async def test_a_store_that_writes_format_1(own_url: str) -> None:

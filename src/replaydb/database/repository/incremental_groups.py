@@ -246,8 +246,7 @@ class _Places:
             unused = (row for row in mine.values() if is_unused(row, buffer.now))
             row = next(unused, None) if group.group_status == GroupStatus.PENDING else None
             if row is None:
-                status = group.group_status
-                raise GroupClosedError(uid, "full" if status == GroupStatus.PENDING else status)
+                raise GroupClosedError(uid, group.group_status)
             return row
         row = mine.get(addition.position)
         if row is None:

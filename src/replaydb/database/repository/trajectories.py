@@ -43,6 +43,7 @@ from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     ClaimExpiredError,
     DuplicateEpisodeError,
+    DuplicateTurnError,
     GroupClosedError,
     InvalidInputError,
     ReplayDBError,
@@ -149,8 +150,7 @@ class _Turns:
         if known is not None and known[0] == one.position:
             return Appended(known[1], is_new=False)
         if known is not None:
-            expected = f"a uid that no other turn of the group has; position {known[0]} has it"
-            raise InvalidInputError("turn.uid", expected, repr(uid))
+            raise DuplicateTurnError(one.group_uid, known[0], uid)
         check_open(row, one.group_uid, row.group_status, one.claim_uid, self._now)
         revisions.check_usable(row.min_client)
         if row.write_format < one.payload.codec_version:

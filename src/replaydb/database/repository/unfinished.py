@@ -82,6 +82,22 @@ def find_turn(
     return Parent(turn_uid, rows[0].num_tokens) if rows else None
 
 
+def check_open(
+    session: Session, buffer_id: int, group_uid: str, position: int, claim_uid: str | None
+) -> None:
+    """Check that a trajectory is open to the caller, without locks.
+
+    It raises the errors of `_group_of` and of `trajectories.check_open`.
+    """
+    group_id = _group_of(session, buffer_id, group_uid, position)
+    rows = session.run(trajectories.select_trajectories([group_id]))
+    [of_group] = session.run(trajectories.select_position(buffer_id, group_uid, position))
+    for row in rows:
+        if row.position == position:
+            status, now = of_group.group_status, session.now()
+            trajectories.check_open(row, group_uid, status, claim_uid, now)
+
+
 def data_of(session: Session, buffer_id: int, group_uid: str, position: int, number: int) -> Any:
     """Return the encoded bytes of a turn of a trajectory; None if there are none.
 
