@@ -6,6 +6,7 @@ import typing
 from replaydb.batch.batch import Batch
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
+from replaydb.domain.annotations import Annotation
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Ragged, Turn
 from replaydb.domain.policies import (
     Fifo,
@@ -52,6 +53,7 @@ from replaydb.errors import (
     ClaimExpiredError,
     ClientTooOldError,
     ConsumedGroupError,
+    ContentChangedError,
     CorruptPayloadError,
     DatabaseError,
     DatabaseFullError,
@@ -104,6 +106,7 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "UNKNOWN_VERSION",
     "AckReport",
+    "Annotation",
     "Batch",
     "Buffer",
     "BufferFullError",
@@ -115,6 +118,7 @@ __all__ = [
     "ClaimExpiredError",
     "ClientTooOldError",
     "ConsumedGroupError",
+    "ContentChangedError",
     "CorruptPayloadError",
     "DatabaseError",
     "DatabaseFullError",

@@ -21,6 +21,7 @@
     ├── TrajectoryClaimedError              another process has claimed the position
     ├── DuplicateTurnError                  another turn of the group has the uid
     ├── UnknownTurnError (LookupError)      the trajectory has no turn of that uid
+    ├── ContentChangedError                 a group is not the one that the caller has read
     ├── CorruptPayloadError                 stored bytes are damaged
     ├── PayloadGoneError (LookupError)      the episodes of a group were dropped or replaced
     ├── NotSupportedError                   the engine or this installation cannot do it
@@ -379,12 +380,12 @@ class DuplicateTurnError(ReplayDBError):
 
 
 class UnknownTurnError(ReplayDBError, LookupError):
-    """The trajectory has no turn of this uid, to follow or to discard. Nothing was stored.
+    """The trajectory or episode has no such turn. Nothing was stored.
 
     Attributes:
         group_uid: Uid of the group.
         position: Position of the trajectory in its group.
-        turn_uid: The uid.
+        turn_uid: Uid of the turn, or its number as text.
     """
 
     def __init__(self, group_uid: str, position: int, turn_uid: str) -> None:
@@ -392,7 +393,23 @@ class UnknownTurnError(ReplayDBError, LookupError):
         self.position = position
         self.turn_uid = turn_uid
         super().__init__(
-            f"no turn {turn_uid!r} was appended to position {position} of group {group_uid!r}"
+            f"position {position} of group {group_uid!r} has no turn {turn_uid!r}; nothing was "
+            "stored"
+        )
+
+
+class ContentChangedError(ReplayDBError):
+    """Groups have another etag than the caller gave. Nothing was changed: read them again.
+
+    Attributes:
+        group_uids: Uids of these groups.
+    """
+
+    def __init__(self, group_uids: Sequence[str]) -> None:
+        self.group_uids = tuple(group_uids)
+        super().__init__(
+            f"groups {', '.join(map(repr, group_uids))} were changed since they were read; nothing "
+            "was changed. Read them again, and repeat the call with their new etags"
         )
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from replaydb import Buffer, Fifo, SamplingPolicy, Store, Uniform, col
+from replaydb import Annotation, Buffer, Fifo, SamplingPolicy, Store, Uniform, col
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import draws
 from support.agents import turn
@@ -61,6 +61,11 @@ async def add_episode(buffer: Buffer, number: int) -> None:
     await buffer.add_episode("open", episode(), position=number)
 
 
+async def annotate(first: int, buffer: Buffer, number: int) -> None:
+    values: dict[str, Any] = {"reward": float(number), "metadata": {"n": number}}
+    await buffer.annotate([Annotation(f"gsm8k-{first + i}", 0, **values) for i in range(8)])
+
+
 async def append_turn(buffer: Buffer, number: int) -> None:
     await opened(buffer, number)
     await buffer.append_turn("open", 0, turn(f"call-{number}"))
@@ -80,6 +85,8 @@ async def claim_and_release(buffer: Buffer, number: int) -> None:
 
 CALLS: dict[str, tuple[int, Call]] = {
     "add_episode": (13, add_episode),
+    "annotate": (4, partial(annotate, 100)),
+    "annotate groups that were drawn": (5, partial(annotate, 0)),
     "append_turn": (5, append_turn),
     "append_turn and finish_episode": (26, finish_episode),
     "claim and release": (18, claim_and_release),

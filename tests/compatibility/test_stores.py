@@ -20,7 +20,7 @@ import replaydb as rdb
 from compatibility.stores import DATA, NAMES, Facts, facts_of, restore
 from replaydb.database import migrations
 from replaydb.database.runtime import revisions
-from replaydb.database.tables.schema import REVISIONS, own_tables, payload
+from replaydb.database.tables.schema import LATE_PART, REVISIONS, own_tables, payload
 from replaydb.operations import copy, verify
 from support.connections import transaction
 from support.groups import group
@@ -165,7 +165,12 @@ async def test_it_is_downgraded_and_upgraded(old_url: str, recorded: Facts) -> N
     before = REVISIONS[REVISIONS.index(current) - 1]
     async with transaction(old_url) as connection:
         newest = await connection.scalar(select(func.max(payload.c.codec_version)))
-    if newest > revisions.newest_format(before):
+        late = select(payload.c.part).where(payload.c.part == LATE_PART)
+        has_late = (await connection.execute(late)).first() is not None
+    if has_late and before < revisions.LATE_SINCE:
+        with pytest.raises(rdb.SchemaError, match="values that were added later"):
+            await migrations.downgrade(old_url, before)
+    elif newest > revisions.newest_format(before):
         with pytest.raises(rdb.SchemaError, match="payloads of a later format"):
             await migrations.downgrade(old_url, before)
     else:

@@ -100,6 +100,8 @@ async def fill_math(store: Store) -> None:
     await math.append_turn("unfinished", 0, first)
     await math.append_turn("unfinished", 0, Turn(uid="call-2", prompt_ids=[8], response_ids=[9]))
     await math.fail_episode("unfinished", 1, "timeout")
+    judged = rdb.Annotation("parts", 0, reward=0.25, advantage=-1.0, metadata={"by": "judge"})
+    await math.annotate(judged, author="judge", policy_version=5)
     await math.claim(ttl=CENTURY, owner="agent", where=rdb.col.group_uid == "unfinished")
 
     await math.advance_policy(5)  # expires "stale"

@@ -152,6 +152,15 @@ def die_joining(url: str, uid: str, at: int) -> None:
     _run_until(url, at, work)
 
 
+def die_annotating(url: str, annotations: list[rdb.Annotation], at: int) -> None:
+    """Annotate groups, and kill this process before the statement of a number, from 1."""
+
+    async def work(buffer: Buffer) -> None:
+        await buffer.annotate(annotations, author="judge")
+
+    _run_until(url, at, work)
+
+
 def _run_until(url: str, at: int, work: Callable[[Buffer], Any]) -> None:
     """Work, and kill this process before the statement of a number, from 1."""
     left = at

@@ -10,8 +10,9 @@ from replaydb.batch.stored import StoredGroup
 
 _NAMES = (
     "run_id", "staleness", "times_sampled", "attempts", "times_replaced", "status_reason",
-    "leased_from", "created_at", "completed_at", "first_sampled_at", "last_sampled_at",
-    "archived_at", "buffer_name", "run_name", "run_lineage", "reward_mean", "reward_std",
+    "times_annotated", "leased_from", "created_at", "completed_at", "first_sampled_at",
+    "last_sampled_at", "archived_at", "buffer_name", "run_name", "run_lineage", "reward_mean",
+    "reward_std",
 )  # fmt: skip
 
 

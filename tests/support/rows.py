@@ -75,6 +75,11 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
     "group_tag": [
         {"group_id": 1, "name": "level", "buffer_id": 1, "text": "hard", "number": None}
     ],
+    "annotation": [
+        {"group_id": 1, "number": 1, "position": 0, "turn": -1, "name": "reward", "value": 1.0,
+         "previous": None, "changes": None, "author": "judge", "policy_version": 2, "run_id": 1,
+         "created_at": _NOW}
+    ],
     "trajectory": [
         {"group_id": 2, "position": 2, "buffer_id": 1, "attempts": 1, "num_turns": 1,
          "claim_uid": "c" * 32, "claimed_by": "me", "claimed_at": _NOW, "expires_at": _NOW,

@@ -10,6 +10,7 @@ from replaydb.codec.sharing import repeated_bytes
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.domain.episodes.context import GroupContext
+from replaydb.domain.results import etag_of
 from replaydb.errors import InvalidInputError
 
 
@@ -25,6 +26,7 @@ class StoredGroup(EpisodeGroup):
         times_sampled: Number of draws that took it, including this one.
         attempts: Number of leases that ended without an ack.
         times_replaced: Number of times its content was replaced.
+        times_annotated: Number of calls of `Buffer.annotate` that changed it.
         status_reason: Why it has its status, if recorded.
         leased_from: Status it had before it was leased; None if it is not leased.
         created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at` and
@@ -58,6 +60,7 @@ class StoredGroup(EpisodeGroup):
         self.times_sampled: int = facts["times_sampled"]
         self.attempts: int = facts["attempts"]
         self.times_replaced: int = facts["times_replaced"]
+        self.times_annotated: int = facts["times_annotated"]
         self.status_reason: str | None = facts["status_reason"]
         leased_from = facts["leased_from"]
         self.leased_from = None if leased_from is None else GroupStatus(leased_from)
@@ -66,6 +69,11 @@ class StoredGroup(EpisodeGroup):
         self.first_sampled_at: datetime | None = facts["first_sampled_at"]
         self.last_sampled_at: datetime | None = facts["last_sampled_at"]
         self.archived_at: datetime | None = facts["archived_at"]
+
+    @property
+    def etag(self) -> str:
+        """Text that changes with the content of the group: see `Buffer.annotate`."""
+        return etag_of(self.id, self.times_replaced, self.times_annotated)
 
     @property
     def repeated_bytes(self) -> dict[str, int]:

@@ -377,6 +377,7 @@ class Buffer(_Facade):
     add_episode = _blocking(buffer.Buffer.add_episode)
     admission = _blocking(buffer.Buffer.admission)
     advance_policy = _blocking(buffer.Buffer.advance_policy)
+    annotate = _blocking(buffer.Buffer.annotate)
     append_turn = _blocking(buffer.Buffer.append_turn)
     claim = _claiming(buffer.Buffer.claim)
     fail_episode = _blocking(buffer.Buffer.fail_episode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -16,7 +16,7 @@ from replaydb.buffer.drawing import check_intact
 from replaydb.buffer.requests import eligible, named, order, page_start
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
-from replaydb.database.repository import cursors, groups, lineage, metrics
+from replaydb.database.repository import cursors, groups, late_values, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
 from replaydb.database.runtime.session import Session
@@ -372,18 +372,20 @@ class Inspecting(BufferCore):
         wanted = checks.optional(checks.ids, "ids", ids)
         names = checks.names("fields", fields)
 
-        def work(session: Session) -> tuple[DrawInfo, Stored]:
+        def work(session: Session) -> tuple[DrawInfo, Stored, Sequence[Any]]:
             record = lineage.find_draw(session, self.id, number)
             if record is None:
                 raise UnknownDrawError(number)
             chosen = record.group_ids if wanted is None else wanted
             if others := sorted(set(chosen) - set(record.group_ids)):
                 raise InvalidInputError("ids", f"groups of draw {number}", others)
-            return record, groups.fetch(session, self.id, chosen, names)
+            later = session.run(late_values.select_later(chosen, record.created_at))
+            return record, groups.fetch(session, self.id, chosen, names), later
 
         end = end_in(BULK_SECONDS)
-        record, stored = await self._read(work, end=end)
+        record, stored, later = await self._read(work, end=end)
         found = await self._decoded(stored, end, names)
+        late_values.undo(found.groups, later)
         chosen = set(record.group_ids if wanted is None else wanted)
         replaced = [
             group_id

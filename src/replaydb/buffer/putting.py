@@ -22,7 +22,7 @@ from replaydb.database.repository.incremental_groups import Addition
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError, record_unused
-from replaydb.database.repository.puts import OnDuplicate, Put
+from replaydb.database.repository.puts import OVERWRITING, OnDuplicate, Put
 from replaydb.database.runtime.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import Database, allowance, end_in
@@ -93,6 +93,7 @@ class Putting(BufferCore):
         on_duplicate: OnDuplicate = "error",
         priority: Priority | Callable[[EpisodeGroup], Priority] | None = None,
         cursor: Mapping[str, Any] | None = None,
+        if_match: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> list[int]:
         """Store groups, all of them or none.
@@ -118,6 +119,8 @@ class Putting(BufferCore):
                 returns one of these for a group.
             cursor: JSON values by name, written in the same transaction, for example the position
                 in the dataset. `Buffer.cursor` reads them.
+            if_match: For groups that "replace" or "renew" overwrites, by uid, the `etag` that was
+                read with them. If one has changed since, nothing is stored.
             timeout: Seconds to wait for the rate limit, or for capacity if the buffer is full of
                 leased and pending groups. None (default) waits indefinitely. 0 is one attempt.
 
@@ -131,6 +134,7 @@ class Putting(BufferCore):
             DuplicateGroupError: A `group_uid` is already in the buffer and `on_duplicate` is
                 "error".
             ConsumedGroupError: A group that "replace" would overwrite was consumed.
+            ContentChangedError: A stored group has another etag than in `if_match`, or is gone.
             InvalidInputError: An argument is invalid: `groups` has other objects than groups, a uid
                 occurs twice, a group has a status that cannot be put or an invalid priority (see
                 `update_priorities`), or the groups exceed the capacity of an empty buffer.
@@ -144,8 +148,13 @@ class Putting(BufferCore):
         seconds = checks.seconds("timeout", timeout)
         if not several and not cursors:
             return []
+        etags = checks.etags("if_match", if_match)
+        given = {one.group_uid for one in several} if on_duplicate in OVERWRITING else set()
+        if others := sorted(etags.keys() - given):
+            expected = 'uids of `groups`, with on_duplicate="replace" or "renew"'
+            raise InvalidInputError("if_match", expected, others)
         records = await self._encode(several, priority)
-        return await self._submit(Put(records, on_duplicate, cursors), seconds)
+        return await self._submit(Put(records, on_duplicate, cursors, etags), seconds)
 
     async def open_group(
         self,

@@ -1,5 +1,6 @@
 """Payload codec: episodes to bytes and back, as columns in a safetensors frame."""
 
+from replaydb.codec import late
 from replaydb.codec.payload import (
     VERSION,
     Contents,
@@ -22,6 +23,7 @@ __all__ = [
     "decode_turn",
     "encode",
     "encode_turn",
+    "late",
     "mismatch",
     "same_content",
 ]

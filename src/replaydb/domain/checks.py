@@ -301,6 +301,11 @@ def cursors(field: str, value: Any) -> dict[str, Any]:
     return found
 
 
+def etags(field: str, value: Mapping[str, str] | None) -> dict[str, str]:
+    """Check for a mapping of uids to etags."""
+    return {uid: string(f"{field}.{uid}", etag) for uid, etag in json_object(field, value).items()}
+
+
 def json_object(
     field: str, value: Mapping[str, Any] | None, leaf: Callable[[str, object], str] = string
 ) -> dict[str, Any]:

@@ -132,6 +132,7 @@ class GroupInfo:
         reward_max: Highest reward of an episode.
         times_sampled: Number of draws, except leases that were released without an ack.
         times_replaced: Number of times its content was replaced.
+        times_annotated: Number of calls of `Buffer.annotate` that changed it.
         attempts: Number of leases that ended without an ack.
         lease_id: Id of its lease.
         leased_from: Status it had before the lease, and gets back if it is released.
@@ -169,6 +170,7 @@ class GroupInfo:
     reward_max: float | None
     times_sampled: int
     times_replaced: int
+    times_annotated: int
     attempts: int
     lease_id: int | None
     leased_from: GroupStatus | None
@@ -178,6 +180,16 @@ class GroupInfo:
     first_sampled_at: datetime | None
     last_sampled_at: datetime | None
     archived_at: datetime | None
+
+    @property
+    def etag(self) -> str:
+        """Text that changes with the content of the group: see `Buffer.annotate`."""
+        return etag_of(self.id, self.times_replaced, self.times_annotated)
+
+
+def etag_of(group_id: int, times_replaced: int, times_annotated: int) -> str:
+    """Return text that identifies the content of a group."""
+    return f"{group_id}.{times_replaced}.{times_annotated}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,7 @@ class _Copying:
         size = sum(len(record.data) for record in records)
         end = end_in(allowance(size))
         if outside:
-            await self.target.put([one for one in records if not one.is_of_turn], end)
+            await self.target.put([one for one in records if not one.is_inside], end)
 
         def insert(session: Session) -> None:
             packs.enter(session, records)

@@ -21,6 +21,7 @@ from replaydb.database.statements.table_ranges import columns
 from replaydb.database.tables.expressions import total_or_zero
 from replaydb.database.tables.schema import (
     IS_OF_TURN,
+    LATE_PART,
     episode,
     episode_group,
     group,
@@ -382,8 +383,10 @@ def _contradictions(
         if (group_id, number) not in numbers
     ]
     found += _broken_turns(current)
+    late, broken = _late_values(current)
+    found += broken
     for part, data in current:
-        if part.field is not None or part.of_part is not None:
+        if part.field is not None or part.of_part is not None or part.part == LATE_PART:
             continue
         where = f"group {part.group_id}, part {part.part}"
         try:
@@ -391,6 +394,10 @@ def _contradictions(
             contents = codec.decode(
                 [data for _, data in mine], [one.expanded_bytes for one, _ in mine]
             )
+            episodes_of_part = dict(enumerate(contents.episodes, part.part))
+            arrived = late.get(part.group_id, {})
+            now = {at: arrived[at] for at in arrived if int(at) in episodes_of_part}
+            codec.late.apply(now, episodes_of_part)
         except CorruptPayloadError as error:
             found.append(Problem("payload", where, error.reason))
             continue
@@ -403,6 +410,22 @@ def _contradictions(
             what = "rewards, numbers of tokens or positions differ from the rows of its episodes"
             found.append(Problem("payload", where, what))
     return found
+
+
+def _late_values(
+    sound: Sequence[tuple[Part, Data]],
+) -> tuple[dict[int, codec.late.Late], list[Problem]]:
+    """Return values that arrived after the episodes, by group, and problems of others."""
+    values, found = {}, []
+    for part, data in sound:
+        if part.part != LATE_PART:
+            continue
+        try:
+            values[part.group_id] = codec.late.decode(data, codec.VERSION)
+        except CorruptPayloadError as error:
+            where = f"group {part.group_id}, late values"
+            found.append(Problem("payload", where, error.reason))
+    return values, found
 
 
 def _broken_turns(sound: Sequence[tuple[Part, Data]]) -> list[Problem]:

@@ -62,7 +62,7 @@ async def test_engine_specific_options(url: str, engine_name: str) -> None:
         tables = {str(name): (tail, clauses) for name, _, _, tail, *clauses in snapshot["table"]}
         without_rowid = {name for name, (tail, _) in tables.items() if tail == "WITHOUT ROWID"}
         assert without_rowid == {
-            *("episode", "draw_group", "cursor", "group_tag", "trajectory", "turn")
+            *("episode", "draw_group", "cursor", "group_tag", "annotation", "trajectory", "turn")
         }
         counted = {name for name, (_, clauses) in tables.items() if "AUTOINCREMENT" in str(clauses)}
         assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw", "pack"}

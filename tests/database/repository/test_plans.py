@@ -33,7 +33,14 @@ from replaydb.database.filters.compiling import at_most_stale, checked
 from replaydb.database.filters.tag_lookups import lookups_in
 from replaydb.database.postgresql.combined_writes import writes_as_one
 from replaydb.database.postgresql.sequences import identify_groups
-from replaydb.database.repository import claims, rewriting, tasks, trajectories, unfinished
+from replaydb.database.repository import (
+    claims,
+    late_values,
+    rewriting,
+    tasks,
+    trajectories,
+    unfinished,
+)
 from replaydb.database.repository.aging import (
     age_groups,
     select_all_too_stale,
@@ -69,6 +76,7 @@ from replaydb.database.repository.locking import (
     lock_buffer_and_tasks,
     lock_leased_tasks,
     lock_tasks,
+    lock_tasks_of_groups,
 )
 from replaydb.database.repository.maintenance import any_older, select_any_overdue
 from replaydb.database.repository.packs import (
@@ -135,6 +143,7 @@ from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.tables.schema import (
     IDLE,
     INDEXED,
+    annotation,
     buffer,
     draw,
     draw_group,
@@ -285,6 +294,11 @@ async def fill(url: str) -> None:
             {"draw_id": i % 100 + 1, "position": i // 100, "group_id": i, "probability": 1.0,
              "weight": 1.0, "outcome": "leased" if i % 22 == 2 else "acked"}
             for i in range(1, 5001)
+        ])  # fmt: skip
+        await connection.execute(insert(annotation), [
+            {"group_id": i, "number": 1, "position": 0, "turn": -1, "name": "reward",
+             "created_at": NOW}
+            for i in range(1, NUM_GROUPS + 1)
         ])  # fmt: skip
         if connection.dialect.name == "postgresql":
             await connection.execute(text("ANALYZE"))
@@ -767,7 +781,7 @@ async def test_steps_of_a_deletion_find_their_groups_by_id(
 ) -> None:
     plan = await plan_of(connection, build(of_a_step()))
     assert not plan.scans, plan.text
-    tables = (episode, group_tag, payload, trajectory, transcript, turn)
+    tables = (annotation, episode, group_tag, payload, trajectory, transcript, turn)
     children = {f"pk_{one.name}" for one in tables}
     assert plan.indexes - children == {"pk_episode_group"}, plan.text
 
@@ -891,7 +905,11 @@ async def test_old_groups_are_found_by_age(connection: AsyncConnection) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    [select_leased(1, 7), select_leased(1, 7, [5, 6]), locking(lock_leased_tasks(1, 7))],
+    [
+        select_leased(1, 7),
+        select_leased(1, 7, [5, 6]),
+        locking(lock_leased_tasks(1, 7)),
+    ],
 )
 async def test_leased_groups_are_found_by_their_lease(
     connection: AsyncConnection, statement: Any
@@ -919,6 +937,11 @@ async def test_available_groups_are_read_from_task_counters(connection: AsyncCon
     assert plan.scans <= {"task"}, plan.text
 
 
+async def test_tasks_of_groups_are_locked_by_their_uids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, locking(lock_tasks_of_groups(1, ["uid-5", "uid-6"])))
+    assert "episode_group" not in plan.scans, plan.text
+
+
 async def test_trajectories_and_turns_are_found_by_key(connection: AsyncConnection) -> None:
     for statement in (
         trajectories.lock_trajectories(1, ["uid-5"], ["1/uid-5"]),
@@ -931,9 +954,15 @@ async def test_trajectories_and_turns_are_found_by_key(connection: AsyncConnecti
         claims.select_claimed_tasks(1, "claim-10"),
         unfinished.select_turn(1, "uid-5", 1, "call-1"),
         rewriting.select_prompts(1, ["uid-5", "uid-6"]),
+        late_values.select_episode_values(1, ["uid-5", "uid-6"]),
+        late_values.select_turn_values(1, ["uid-5"], [0, 1], [0], ["call-1"]),
+        late_values.select_late_parts(1, ["uid-5", "uid-6"]),
+        late_values.select_annotated(1, ["uid-5", "uid-6"]),
+        late_values.select_later([5, 6], NOW),
     ):
         plan = await plan_of(connection, statement)
-        assert not plan.scans & {"trajectory", "turn", "episode_group", "payload"}, plan.text
+        large = {table.name for table in (trajectory, turn, episode_group, payload, episode)}
+        assert not plan.scans & {*large, annotation.name}, plan.text
 
 
 @pytest.mark.parametrize("whole_groups", [False, True])

@@ -57,6 +57,8 @@ class GroupColumns:
     """Number of draws of the group, without those that released it unused."""
     times_replaced: Column[int] = _c.times_replaced
     """How often the content of the group was replaced."""
+    times_annotated: Column[int] = _c.times_annotated
+    """How often values were added to its content, or changed, by `Buffer.annotate`."""
     attempts: Column[int] = _c.attempts
     """Number of leases of the group that ended with a nack or expired."""
     lease_id: Column[int] = _c.lease_id

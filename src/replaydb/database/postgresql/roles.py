@@ -53,7 +53,8 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
             for name in ("episode_group", "payload", "transcript", "episode", "pack")
         },
         {"trajectory": {"INSERT": (), "DELETE": ()}},
-        {"turn": {"INSERT": (), "UPDATE": ("is_discarded",), "DELETE": ()}},
+        {"turn": {"INSERT": (), "UPDATE": ("is_discarded", "reward", "metadata"), "DELETE": ()}},
+        {"episode": {"UPDATE": ("reward", "advantage", "metadata")}, "annotation": {"INSERT": ()}},
         {"task": {"INSERT": (), "DELETE": ()}},  # a new one that only a refused put names
     ),
     "trainer": (

@@ -107,6 +107,13 @@ def lease_locked(
     return _locked(session, scope, lock_leased_tasks(scope.buffer_id, lease_id), reads)
 
 
+def groups_locked(
+    session: Session, scope: Scope, uids: Sequence[str], *, reads: Sequence[Bound[Any]]
+) -> AbstractContextManager[LockedBuffer]:
+    """Lock the tasks of groups, by uid. Groups that are renewed meanwhile can be of other tasks."""
+    return _locked(session, scope, lock_tasks_of_groups(scope.buffer_id, uids), reads)
+
+
 def behind_locked(
     session: Session, scope: Scope, most: int, *, expiring: bool
 ) -> AbstractContextManager[LockedBuffer]:
@@ -197,6 +204,16 @@ def lock_buffer_and_tasks(buffer_id: Any, draws: Any, leases: Any) -> Select[Any
 def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """As `lock_tasks`, for the tasks of the groups of a lease."""
     some = task.c.task_name.in_(select(group.task_name).where(group.lease_id == lease_id))
+    return _select_locked(_first_in_turn(buffer_id, some).where(some), buffer_id)
+
+
+@prepared
+def lock_tasks_of_groups(buffer_id: Any, uids: Any) -> Select[Any]:
+    """As `lock_tasks`, for the tasks of groups."""
+    names = select(group.task_name).where(
+        group.buffer_id == buffer_id, among(group.group_uid, uids)
+    )
+    some = task.c.task_name.in_(names)
     return _select_locked(_first_in_turn(buffer_id, some).where(some), buffer_id)
 
 

@@ -38,7 +38,14 @@ from replaydb.database.tables.schema import (
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.policies import TopPriority
-from replaydb.errors import ConsumedGroupError, DatabaseError, DuplicateGroupError, ReplayDBError
+from replaydb.domain.results import etag_of
+from replaydb.errors import (
+    ConsumedGroupError,
+    ContentChangedError,
+    DatabaseError,
+    DuplicateGroupError,
+    ReplayDBError,
+)
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 
@@ -46,7 +53,7 @@ OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 MOST_FIRST_READS = 8
 
 #: Values of `on_duplicate` that replace stored content.
-_OVERWRITING = ("replace", "renew")
+OVERWRITING = ("replace", "renew")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +66,7 @@ class Put:
         records: The groups.
         on_duplicate: What to do about those that are stored already.
         cursors: JSON values by name.
+        if_match: For groups that are overwritten, by uid, the etag that they must have.
         was_refused: It did not fit, or was held back by a rate limit, when it was last tried.
         of_run: Whose groups they are, where they are copies of what another run has put.
     """
@@ -66,6 +74,7 @@ class Put:
     records: Sequence[GroupRecord]
     on_duplicate: OnDuplicate
     cursors: Mapping[str, Any] = field(default_factory=dict)
+    if_match: Mapping[str, str] = field(default_factory=dict)
     was_refused: bool = False
     of_run: RunRow | None = None
 
@@ -121,7 +130,7 @@ def put(
         new_tasks.update(buffers.ensure_tasks(session, scope.buffer_id, scope.buffer_name, unseen))
     # What is overwritten may be of any task.
     anywhere = any(
-        put.on_duplicate in _OVERWRITING and record.uid in found
+        put.on_duplicate in OVERWRITING and record.uid in found
         for put in several
         for record in put.records
     )
@@ -230,7 +239,8 @@ class _Storing:
         try:
             return self.store(put)
         except ReplayDBError as error:
-            if not (self.buffer.settings.is_limited or isinstance(error, DuplicateGroupError)):
+            is_early = isinstance(error, DuplicateGroupError | ContentChangedError)
+            if not (self.buffer.settings.is_limited or is_early):
                 raise
             self.delete_children(put)
             return error
@@ -249,6 +259,13 @@ class _Storing:
         if known and put.on_duplicate == "error":
             opens = put.records[0].facts["group_status"] == GroupStatus.PENDING
             raise DuplicateGroupError(list(known), opens=opens)
+        changed = [
+            uid
+            for uid, etag in put.if_match.items()
+            if uid not in known or _etag(known[uid]) != etag
+        ]
+        if changed:
+            raise ContentChangedError(changed)
         consumed = [uid for uid, row in known.items() if row.is_consumed]
         if consumed and put.on_duplicate == "replace":
             raise ConsumedGroupError(consumed)
@@ -266,7 +283,7 @@ class _Storing:
         accepted = [
             record
             for record in put.records
-            if put.on_duplicate in _OVERWRITING or record.uid not in known
+            if put.on_duplicate in OVERWRITING or record.uid not in known
         ]
         if accepted and self.buffer.settings.is_limited:
             self.highest.clear()  # the put before may have evicted groups
@@ -506,6 +523,11 @@ def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
     return [select_first(Partition(buffer_id, task_name, one.value), order, 1) for one in statuses]
 
 
+def _etag(row: Any) -> str:
+    """Return the etag of a stored group, given as a row of `_select_kept`."""
+    return etag_of(row.id, row.times_replaced - 1, row.times_annotated)
+
+
 def _kept(row: Any, record: GroupRecord) -> dict[str, Any]:
     """Return the columns that a group keeps when its content is replaced."""
     kept = {"created_at": row.created_at, "times_replaced": row.times_replaced}
@@ -570,6 +592,7 @@ def _select_kept() -> Select[Any]:
         group.attempts,
         group.created_at,
         (group.times_replaced + 1).label("times_replaced"),
+        group.times_annotated,
         (is_archived & ~group.is_evicted).label("is_consumed"),
         (is_archived & group.is_evicted).label("is_evicted"),
     )

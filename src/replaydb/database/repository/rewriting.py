@@ -18,6 +18,7 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import PayloadRecord
 from replaydb.database.tables.schema import (
     IS_OF_TURN,
+    LATE_PART,
     buffer,
     compatibility,
     episode,
@@ -42,9 +43,9 @@ Parts = frozenset[tuple[int, int]]
 def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
     """Return up to `most` groups whose payloads would be stored in another way now, after an id.
 
-    They have an older format than new ones, or episodes that were added one by one and do not
-    share tokens. Pending groups of the second kind, and groups with turns of unfinished
-    trajectories, are omitted.
+    They have an older format than new ones, values that were added later, or episodes that were
+    added one by one and do not share tokens. Pending groups of the last kind, and groups with turns
+    of unfinished trajectories, are omitted.
 
     Returns:
         Rows with `id`, `buffer`, `task_name` and `num_bytes`, by id.
@@ -58,7 +59,9 @@ def old_groups(session: Session, after: int, most: int) -> Sequence[Any]:
         group.id == payload.c.group_id, group.group_status != GroupStatus.PENDING.value
     )
     is_apart = is_core & (current > 1) & before & is_complete
-    old = select(payload.c.group_id).where((payload.c.codec_version < current) | is_apart)
+    is_late = payload.c.part == LATE_PART
+    is_old = (payload.c.codec_version < current) | is_late | is_apart
+    old = select(payload.c.group_id).where(is_old)
     old = old.where(payload.c.group_id > after).distinct().order_by(payload.c.group_id).limit(most)
     turns = exists().where(payload.c.group_id == group.id, IS_OF_TURN)
     named = (

@@ -30,6 +30,7 @@ from replaydb.database.statements.insertion import insert_into
 from replaydb.database.tables.expressions import among, server_time
 from replaydb.database.tables.records import PayloadRecord
 from replaydb.database.tables.schema import (
+    LATE_PART,
     compatibility,
     episode,
     episode_group,
@@ -55,8 +56,8 @@ from replaydb.errors import (
 
 #: Columns of a trajectory that is not claimed.
 NO_CLAIM: dict[str, None] = dict.fromkeys(("claim_uid", "claimed_by", "claimed_at", "expires_at"))
-#: The highest number of a part.
-_MAX_PART = 2**31 - 1
+#: The highest number of the part of a turn.
+_MAX_PART = LATE_PART - 1
 
 
 @dataclass(frozen=True, slots=True)

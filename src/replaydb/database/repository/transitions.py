@@ -31,7 +31,7 @@ from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
 from replaydb.database.tables.staleness import LIVE, staleness_of
-from replaydb.database.tables.views import COPIED, IS_SAME
+from replaydb.database.tables.views import COPIED, IS_SAME, value_drawn
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 
@@ -239,10 +239,9 @@ def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime)
     return set_outcome(lost, DrawOutcome.LOST.value, reason, now)
 
 
-def keep_drawn(condition: ColumnElement[bool]) -> Update:
-    """Copy what was drawn of groups that meet a condition to their draws, before it is replaced."""
-    values = {_drawn[name]: group[name] for name in COPIED}
-    values[_drawn.group_run_id] = group.run_id
+def keep_drawn(condition: ColumnElement[bool], names: Sequence[str] = COPIED) -> Update:
+    """Copy what was drawn of groups that meet a condition to their draws, before it is changed."""
+    values = {_drawn[name]: value_drawn(name) for name in names}
     return update(draw_group).where(condition, IS_SAME).values(values)
 
 

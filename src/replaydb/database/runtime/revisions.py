@@ -17,6 +17,7 @@ from replaydb.database.runtime.session import Session
 from replaydb.database.tables.schema import (
     BREAKING,
     FORMATS,
+    LATE_PART,
     RELEASES,
     REVISIONS,
     compatibility,
@@ -70,6 +71,8 @@ DAMAGED = "the row of compatibility is damaged"
 
 #: Revision that adds the table `compatibility`.
 _SINCE = "0012"
+#: The first revision whose clients read `LATE_PART`.
+LATE_SINCE = "0016"
 
 
 async def find(backend: Backend) -> Found:
@@ -284,6 +287,16 @@ def record(core: Connection, before: int | None, write_format: int | None = None
             raise SchemaError(
                 f"{number} groups have payloads of a later format than {write_format}. Nothing was "
                 "changed. Export these groups, delete them, and import them afterwards",
+                revision,
+                REVISIONS[-1],
+            )
+    if revision < LATE_SINCE:
+        late = select(func.count()).where(payload.c.part == LATE_PART)
+        if number := core.scalar(late):
+            raise SchemaError(
+                f"{number} groups have values that were added later, which clients of revision "
+                f"{revision} cannot read. Nothing was changed. Run `replaydb db rewrite-payloads` "
+                "first",
                 revision,
                 REVISIONS[-1],
             )

@@ -38,6 +38,7 @@ SCALARS = (
     group.num_bytes,
     group.has_transcript,
     group.times_replaced,
+    group.times_annotated,
 )
 
 #: Columns of a group that users can see: those of `replaydb.col`, and the name of the run.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from replaydb import codec
 from replaydb.batch.stored import StoredGroup, check_whole
 from replaydb.database.tables.column_types import Damaged
-from replaydb.database.tables.schema import CONTEXT_PART
+from replaydb.database.tables.schema import CONTEXT_PART, LATE_PART
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.domain.episodes.building import extreme_version
@@ -94,9 +94,9 @@ class PayloadRecord:
     repeated: Mapping[str, int] | None = None
 
     @property
-    def is_of_turn(self) -> bool:
-        """Whether it is a turn of an unfinished trajectory. These are kept in the database."""
-        return self.field is None and self.of_part is not None
+    def is_inside(self) -> bool:
+        """Whether it is always in the database, as turns and late values are."""
+        return self.field is None and (self.of_part is not None or self.part == LATE_PART)
 
     def row(self, group_id: int) -> dict[str, Any]:
         """Return the columns of `payload`."""
@@ -491,6 +491,17 @@ def is_of_turn(part: Facts) -> bool:
     return part["field"] is None and part["of_part"] is not None
 
 
+def late_values(part: Facts) -> codec.late.Late:
+    """Decode the part with values that arrived after the episodes of its group.
+
+    Raises:
+        CorruptPayloadError: It is damaged.
+    """
+    if (wrong := damage_of(part)) is not None:
+        raise CorruptPayloadError(f"late values: {wrong}")
+    return codec.late.decode(part["data"], codec.VERSION)
+
+
 def _by_core(parts: Iterable[Facts]) -> dict[int, list[Facts]]:
     """Return the parts with episodes in order, each with those of its columns, by their numbers.
 
@@ -532,7 +543,12 @@ def _from_parts(
 ) -> StoredGroup:
     episodes: dict[int, Episode] = {}
     context = GroupContext()
-    finished = (part for part in parts if not is_of_turn(part))
+    late, finished = [], []
+    for part in parts:
+        if part["part"] == LATE_PART:
+            late.append(part)
+        elif not is_of_turn(part):
+            finished.append(part)
     for i, (number, mine) in enumerate(_by_core(finished).items()):
         contents = codec.decode(
             [one["data"] for one in mine], [one["expanded_bytes"] for one in mine], fields
@@ -543,6 +559,8 @@ def _from_parts(
     if len(episodes) != facts["num_episodes"]:
         reason = f"{len(episodes)} episodes stored, {facts['num_episodes']} expected"
         raise CorruptPayloadError(reason)
+    for part in late:
+        codec.late.apply(late_values(part), episodes)
     for position, text in (texts or {}).items():
         if position in episodes:
             set_fields(episodes[position], text=text)

@@ -48,11 +48,11 @@ from replaydb.domain.results import DrawOutcome
 
 #: Every revision in `migrations/`, the newest last, with the first release that has it. Opening a
 #: store compares with the last one, and so does not need alembic.
-RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 16)}
+RELEASES = {f"{number:04}": "0.1.0" for number in range(1, 17)}
 REVISIONS = tuple(RELEASES)
 #: Revisions that a client must know to use the tables. All others are additive: see
 #: `docs/migrations.md`.
-BREAKING = frozenset({"0012", "0015"})
+BREAKING = frozenset({"0012", "0015", "0016"})
 #: Payload formats, and for each the revision whose clients are the first to read it.
 FORMATS = {1: "0001", 2: "0015"}
 
@@ -190,6 +190,8 @@ episode_group = Table(
     # Whether it was archived by an eviction. Other archived groups were consumed, and are not
     # replaced.
     Column("is_evicted", Boolean, nullable=False, server_default=false()),
+    # How often values were added to its content: see `annotation`.
+    Column("times_annotated", Integer, nullable=False, server_default=text("0")),
     ForeignKeyConstraint(
         ["buffer_id", "task_name"], ["task.buffer_id", "task.task_name"], ondelete="CASCADE"
     ),
@@ -294,6 +296,29 @@ episode = Table(
     # Tokens of the longest row to which its turns are merged. NULL: unknown, and `num_tokens` may
     # count what turns repeat.
     Column("longest_row", BigInteger),
+    sqlite_with_rowid=False,
+)
+
+# A value of an episode or turn that was added or changed after it was stored.
+annotation = Table(
+    "annotation",
+    metadata,
+    _group_id(),
+    # `times_annotated` of the group afterwards.
+    Column("number", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    # Number of the turn; -1: the episode itself.
+    Column("turn", Integer, primary_key=True),
+    # "reward", "advantage" or "metadata".
+    Column("name", Name, primary_key=True),
+    Column("value", Double),
+    Column("previous", Double),
+    # Of metadata: by name the new value, as "to", and the previous one, as "from".
+    Column("changes", GeneratedJson),
+    Column("author", Name),
+    Column("policy_version", BigInteger),
+    Column("run_id", ForeignKey("run.id", ondelete="SET NULL")),
+    Column("created_at", UtcDateTime, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -422,6 +447,8 @@ _VACUUM_AT_ONCE = {
 #: Number of the part of a payload that holds no episode. Those that hold episodes are numbered by
 #: the position of the first one, and those with a column have numbers below.
 CONTEXT_PART = -1
+#: Number of the part with values that arrived after the episodes: see `codec/late.py`.
+LATE_PART = 2**31 - 1
 
 # All payload bytes are here or in packs, so the selection of a draw reads no page of them.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).

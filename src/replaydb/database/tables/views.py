@@ -20,6 +20,7 @@ from sqlalchemy import (
 from replaydb.database.tables.column_types import UtcDateTime
 from replaydb.database.tables.expressions import number_of, total
 from replaydb.database.tables.schema import (
+    annotation,
     buffer,
     draw,
     draw_group,
@@ -59,14 +60,24 @@ COPIED = (
     *("task_name", "prompt_uid", "num_tokens", "reward_mean", "reward_std"),
     *("min_policy_version", "max_policy_version"),
 )
+#: Those that annotations change. They are copied before, with `num_tokens`, which is never NULL.
+ANNOTATED = ("reward_mean", "reward_std")
+_is_annotated = draw_group.c.num_tokens.is_not(None)
 
 
-def as_drawn(name: str) -> Label[Any]:
-    """Return a column of a drawn group with the content that was drawn.
+def value_drawn(name: str) -> ColumnElement[Any]:
+    """Return the value that a column of a drawn group had when it was drawn.
 
     It is NULL if the group was deleted since. The query must join groups by `IS_SAME`.
     """
-    return func.coalesce(_group[name], draw_group.c[name]).label(name)
+    if name in ANNOTATED:
+        return case((_is_annotated, draw_group.c[name]), else_=_group[name])
+    return func.coalesce(_group[name], draw_group.c[name])
+
+
+def as_drawn(name: str) -> Label[Any]:
+    """Return `value_drawn` under its own name."""
+    return value_drawn(name).label(name)
 
 
 def times_sampled() -> ColumnElement[int]:
@@ -102,6 +113,7 @@ _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_
     "min_episodes",
     "deadline",
     "is_evicted",
+    "times_annotated",
 }
 
 
@@ -153,6 +165,28 @@ def _select_members(of: Table) -> Select[tuple[object, ...]]:
         .join_from(of, episode_group, _group.id == of.c.group_id)
         .join(buffer, buffer.c.id == _group.buffer_id)
         .outerjoin(run, run.c.id == _group.run_id)
+    )
+
+
+def select_annotations() -> Select[tuple[object, ...]]:
+    """Select a row for each value that was added to an episode or turn after it was stored."""
+    of = annotation.c
+    return (
+        select(
+            *(of.group_id, of.number, of.position),
+            case((of.turn >= 0, of.turn)).label("turn"),
+            of.name,
+            buffer.c.name.label("buffer_name"),
+            _group.task_name,
+            _group.prompt_uid,
+            _group.group_status,
+            *(of.value, of.previous, of.changes, of.author, of.policy_version),
+            run.c.name.label("run_name"),
+            of.created_at.label("annotated_at"),
+        )
+        .join_from(annotation, episode_group, _group.id == of.group_id)
+        .join(buffer, buffer.c.id == _group.buffer_id)
+        .outerjoin(run, run.c.id == of.run_id)
     )
 
 
@@ -277,6 +311,7 @@ def select_tasks() -> Select[tuple[object, ...]]:
 group_overview = CreateView(select_groups(), "group_overview", metadata=metadata)
 episode_overview = CreateView(select_episodes(), "episode_overview", metadata=metadata)
 turn_overview = CreateView(select_turns(), "turn_overview", metadata=metadata)
+annotation_history = CreateView(select_annotations(), "annotation_history", metadata=metadata)
 training_history = CreateView(select_history(), "training_history", metadata=metadata)
 task_overview = CreateView(select_tasks(), "task_overview", metadata=metadata)
 prompt_overview = CreateView(select_prompts(), "prompt_overview", metadata=metadata)
@@ -286,6 +321,7 @@ VIEWS = (
     group_overview,
     episode_overview,
     turn_overview,
+    annotation_history,
     training_history,
     task_overview,
     prompt_overview,
