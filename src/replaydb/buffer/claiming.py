@@ -283,6 +283,7 @@ class Claiming(Putting, Drawing):
         Raises:
             UnknownGroupError: The group does not exist.
             DuplicateEpisodeError: The trajectory is finished: `get` returns its episode.
+            PayloadGoneError: The turns were dropped when the group was archived.
             CorruptPayloadError: The stored bytes of a turn are damaged.
             InvalidInputError: An argument is invalid.
         """

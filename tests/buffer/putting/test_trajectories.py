@@ -610,3 +610,16 @@ async def test_rows_of_turns_say_what_is_trained_on(buffer: Buffer, url: str) ->
 async def test_the_number_of_positions_is_limited(buffer: Buffer) -> None:
     with pytest.raises(rdb.InvalidInputError, match="expected_episodes"):
         await opened(buffer, expected=65_537)
+
+
+async def test_turns_that_were_dropped_with_the_payload(store: Store) -> None:
+    buffer = await store.buffer("dropping", archived_payload="drop")
+    await opened(buffer, min_episodes=1)
+    await buffer.append_turn("g", 0, turn("t0"))
+    await buffer.fail_episode("g", 0, "timeout")
+    await buffer.add_episode("g", episode(), position=1)
+    assert await buffer.turns("g", 0) == [turn("t0")]
+    async with buffer.lease(1, ttl=60):
+        pass
+    with pytest.raises(rdb.PayloadGoneError):
+        await buffer.turns("g", 0)

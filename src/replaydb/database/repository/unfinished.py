@@ -26,7 +26,7 @@ from replaydb.database.tables.schema import (
 from replaydb.database.tables.turn_records import Parent, part_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import TrajectoryInfo
-from replaydb.errors import UnknownGroupError
+from replaydb.errors import PayloadGoneError, UnknownGroupError
 
 
 def fetch(session: Session, buffer_id: int, places: Collection[tuple[int, int]]) -> Stored:
@@ -51,9 +51,17 @@ def fetch_one(session: Session, buffer_id: int, group_uid: str, position: int) -
     """Return the row of a group, with the parts of its context and of one trajectory.
 
     It raises the errors of `_group_of`.
+
+    Raises:
+        PayloadGoneError: The turns were dropped when the group was archived.
     """
     group_id = _group_of(session, buffer_id, group_uid, position)
-    return fetch(session, buffer_id, [(group_id, position)])
+    found = fetch(session, buffer_id, [(group_id, position)])
+    if all(one["of_part"] != position for one in found.payloads):
+        for row in session.run(trajectories.select_trajectories([group_id])):
+            if row.position == position and row.num_turns:
+                raise PayloadGoneError([group_id])
+    return found
 
 
 def _group_of(session: Session, buffer_id: int, group_uid: str, position: int) -> int:
