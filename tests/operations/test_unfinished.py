@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from replaydb import Buffer, Store, Turn
+from replaydb import Annotation, Buffer, Store, Turn
 from replaydb.database import migrations
 from replaydb.database.tables.schema import IS_OF_TURN, payload, trajectory
 from replaydb.operations import copy, rewrite_payloads, verify
 from support.connections import transaction
-from support.groups import episode
+from support.groups import episode, group
 from support.invariants import check_invariants
 
 FIRST = Turn(uid="first", prompt_ids=list(range(64)), response_ids=[1, 2], logprobs=[-0.5, -0.1])
@@ -65,6 +65,8 @@ async def test_a_copy_can_be_continued(
         buffer = await store.buffer("math")
         await unfinished(buffer)
         [claim] = await buffer.claim(ttl=600)
+        await buffer.put(group("scored"))
+        await buffer.annotate(Annotation("scored", 0, reward=7.0))
         await copy(own_url, empty_url, payloads=tmp_path.as_uri() if outside else None)
         async with Store.open(empty_url) as other:
             copied = await other.buffer("math")
@@ -73,6 +75,10 @@ async def test_a_copy_can_be_continued(
             await copied.release_claim(claim.uid, reason="the process is in the other store")
             await copied.append_turn("g", 1, SECOND)  # again
             assert await copied.finish_episode("g", 1) == "completed"
+            # The copy has the value that arrived later, and takes others.
+            assert (await copied.get(uids="scored"))[0].rewards[0] == 7.0
+            await copied.annotate(Annotation("scored", 0, reward=8.0))
+            assert (await copied.get(uids="scored"))[0].rewards[0] == 8.0
         await check_invariants(empty_url)
 
 
