@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -171,8 +172,19 @@ def decode_turn(
 
 
 def same_content(one: bytes | memoryview, other: bytes | memoryview) -> bool:
-    """Whether two parts of format 2 have the same tensors, compressed or not."""
-    return same(_tensors_of(one, None), _tensors_of(other, None))
+    """Whether two parts of format 2 have the same content, compressed or not.
+
+    The order of the names in JSON objects does not matter.
+    """
+    first, second = _tensors_of(one, None), _tensors_of(other, None)
+    return _json_of(first) == _json_of(second) and same(first, second)
+
+
+def _json_of(tensors: framing.Tensors) -> str:
+    """Remove the JSON object of a part, and return it with sorted names."""
+    found = tensors.pop("json", None)
+    values = {} if found is None else framing.parse_json(found[1].tobytes())
+    return json.dumps(values, sort_keys=True)
 
 
 def _tensors_of(data: bytes | memoryview, expanded_bytes: int | None) -> framing.Tensors:

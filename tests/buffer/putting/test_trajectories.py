@@ -69,6 +69,11 @@ async def test_repeated_appends(buffer: Buffer) -> None:
     await buffer.append_turn("g", 0, first)
     await buffer.append_turn("g", 0, turn("t1", first))
     assert await buffer.turns("g", 0) == [first, second]
+    await buffer.append_turn("g", 1, turn("t2", metadata={"a": 1, "b": {"c": 2, "d": 3}}))
+    await buffer.append_turn("g", 1, turn("t2", metadata={"b": {"d": 3, "c": 2}, "a": 1}))
+    for other in ({"a": 1.0, "b": {"c": 2, "d": 3}}, {}):
+        with pytest.raises(rdb.DuplicateTurnError):
+            await buffer.append_turn("g", 1, turn("t2", metadata=other))
     with pytest.raises(rdb.DuplicateTurnError) as caught:
         await buffer.append_turn("g", 0, turn("t1", first, reward=1.0))
     error = caught.value
