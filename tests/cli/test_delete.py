@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -63,6 +64,19 @@ def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
     assert len(json_of("groups", "list", "math", url=filled_url)) == 4
     missing = run(*words, "--yes", url=filled_url)
     assert (missing.exit_code, "uid-1" in missing.stderr) == (1, True)
+
+
+def test_claimed_groups_are_counted(filled_url: str) -> None:
+    async def claim() -> None:
+        async with Store.open(filled_url) as store:
+            buffer = await store.buffer("math", create=False)
+            for uid in ("claimed", "open"):
+                await buffer.open_group("even", uid, 2)
+            await buffer.claim(2, ttl=600)
+
+    asyncio.run(claim())
+    words = ("groups", "delete", "math", "--where", "group_status == 'pending'")
+    assert "2 groups, 0 B; 1 of them are claimed" in run(*words, url=filled_url).output
 
 
 @both_engines

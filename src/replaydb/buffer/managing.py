@@ -120,7 +120,7 @@ class Managing(Inspecting):
         You can set any status except `pending` and `leased`. Groups that leave the archive need
         capacity, as in a put. A group that becomes `completed` or `aborted` but is too stale
         becomes `expired`. A `pending` group whose status is set accepts no more episodes, and
-        a lease of it ends.
+        claims of its trajectories end.
 
         Args:
             ids: Ids of the groups. Ids that do not exist are ignored.

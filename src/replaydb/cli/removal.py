@@ -69,13 +69,21 @@ def delete_groups(
             total["groups"] += len(page)
             total["bytes"] += sum(info.num_bytes for info in page)
             total["leased"] += sum(info.lease_id is not None for info in page)
+            positions = {one.group_uid: one.expected_episodes or 0 for one in page}
+            open_ones = await opened.trajectories(
+                uids=[*positions], limit=sum(positions.values()) + 1
+            )
+            claimed = {one.group_uid for one in open_ones if one.claim_uid is not None}
+            total["claimed"] += len(claimed)
             page = await opened.find(where=which, limit=PAGE, after=page[-1])
         return which, total
 
     which, total = with_buffer(url, buffer, find)
     shown = f"{total['groups']} groups, {human_size(total['bytes'])}"
-    leased = total["leased"]
-    _confirm(f"{shown}{f'; {leased} of them are leased or claimed' if leased else ''}", yes)
+    for state in ("leased", "claimed"):
+        if total[state]:
+            shown += f"; {total[state]} of them are {state}"
+    _confirm(shown, yes)
     number = with_buffer(url, buffer, lambda opened: opened.delete(where=which), write=True)
     typer.echo(f"deleted {number} groups")
 
