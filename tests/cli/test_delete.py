@@ -76,7 +76,7 @@ def test_claimed_groups_are_counted(filled_url: str) -> None:
 
     asyncio.run(claim())
     words = ("groups", "delete", "math", "--where", "group_status == 'pending'")
-    assert "2 groups, 0 B; 1 of them are claimed" in run(*words, url=filled_url).output
+    assert "2 groups, 0 bytes; 1 of them are claimed" in run(*words, url=filled_url).output
 
 
 @both_engines
