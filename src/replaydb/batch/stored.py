@@ -73,7 +73,7 @@ class StoredGroup(EpisodeGroup):
     @property
     def etag(self) -> str:
         """Text that changes with the content of the group: see `Buffer.annotate`."""
-        return etag_of(self.id, self.times_replaced, self.times_annotated)
+        return etag_of(self.id, self.times_replaced, self.times_annotated, len(self.episodes))
 
     @property
     def repeated_bytes(self) -> dict[str, int]:

@@ -50,7 +50,8 @@ class Annotating(BufferCore):
             UnknownTurnError: An episode has no such turn. Turns of groups that were stored before
                 revision 0015 cannot be annotated.
             CorruptPayloadError: Values that are stored cannot be read.
-            InvalidInputError: An argument is invalid, or there is no episode at a position.
+            InvalidInputError: An argument is invalid, there is no episode at a position, or a turn
+                gets a reward and its episode has none.
         """
         given = [annotations] if isinstance(annotations, Annotation) else annotations
         expected = "an Annotation or a sequence of them"

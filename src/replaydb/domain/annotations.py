@@ -26,7 +26,7 @@ class Annotation:
         turn: The turn, by its uid or by its number in the episode, from 0. None: the episode
             itself.
         reward: A number in the range of float32. The reward of an episode does not follow from
-            later rewards of its turns.
+            later rewards of its turns. A turn can only have one if its episode has one.
         advantage: A number in the range of float32; only of an episode.
         metadata: JSON values by name. Names that the metadata has already get the new values.
 
@@ -42,8 +42,7 @@ class Annotation:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        number = isinstance(self.turn, int) and not isinstance(self.turn, bool)
-        check = checks.whole_number if number else checks.name
+        check = checks.name if isinstance(self.turn, str) else checks.whole_number
         set_fields(
             self,
             group_uid=checks.name("group_uid", self.group_uid),

@@ -184,12 +184,12 @@ class GroupInfo:
     @property
     def etag(self) -> str:
         """Text that changes with the content of the group: see `Buffer.annotate`."""
-        return etag_of(self.id, self.times_replaced, self.times_annotated)
+        return etag_of(self.id, self.times_replaced, self.times_annotated, self.num_episodes)
 
 
-def etag_of(group_id: int, times_replaced: int, times_annotated: int) -> str:
+def etag_of(group_id: int, times_replaced: int, times_annotated: int, num_episodes: int) -> str:
     """Return text that identifies the content of a group."""
-    return f"{group_id}.{times_replaced}.{times_annotated}"
+    return f"{group_id}.{times_replaced}.{times_annotated}.{num_episodes}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ async def test_values_are_in_everything_that_is_read(store: Store, url: str, lay
     assert [one.reward for one in stored.episodes[2].turns] == [-1.0, 2.0]
     assert stored.episodes[2].turns[1].metadata == {"tool": "python"}
     assert stored.episodes[2].reward == 0.25  # of the put: it does not follow from its turns
-    assert etags == {"g": stored.etag} == {"g": f"{group_id}.0.1"}
+    assert etags == {"g": stored.etag} == {"g": f"{group_id}.0.1.3"}
     [info] = await buffer.find(uids="g")
     assert (info.etag, info.times_annotated) == (stored.etag, 1)
     assert info.reward_mean == pytest.approx(1.25 / 3)
@@ -227,6 +227,72 @@ async def test_rewriting_and_copies_keep_them(store: Store, url: str) -> None:
     assert stored.rewards[:2].tolist() == [9.0, 8.0]
     await check_invariants(url)
     assert (await verify(store)).problems == ()
+
+
+async def test_a_turn_has_a_reward_only_if_its_episode_has(store: Store, url: str) -> None:
+    """As `Episode` requires it: such a group could not be rewritten, imported or put again."""
+    buffer = await store.buffer("math")
+    turns = [Turn(uid="a", prompt_ids=[1], response_ids=[2])]
+    await buffer.put(EpisodeGroup("gsm8k", [Episode(turns=turns)], group_uid="g"))
+    of_turn = Annotation("g", 0, turn="a", reward=1.0)
+    with pytest.raises(rdb.InvalidInputError, match=r"annotations\[1\].reward: .* got 1.0"):
+        await buffer.annotate([Annotation("g", 0, metadata={"x": 1}), of_turn])
+    assert (await buffer.find(uids="g"))[0].times_annotated == 0
+    await buffer.annotate([of_turn, Annotation("g", 0, reward=0.5)])
+    await buffer.annotate(Annotation("g", 0, turn="a", reward=2.0))
+    [before] = await buffer.get(uids="g")
+    assert (await rewrite_payloads(store)).num_groups == 1
+    [stored] = await buffer.get(uids="g")
+    assert stored.episodes == before.episodes
+    assert (stored.episodes[0].reward, stored.episodes[0].turns[0].reward) == (0.5, 2.0)
+    await check_invariants(url)
+    assert (await verify(store)).problems == ()
+
+
+@pytest.mark.parametrize("where", ["tokens", "turn"])
+async def test_values_that_contradict_others_are_not_merged(store: Store, where: str) -> None:
+    """Rewards of tokens contradict a later reward of their turn; the group stays readable."""
+    buffer = await store.buffer("math")
+    tokens = [0.25, 0.75] if where == "turn" else None
+    turn = Turn(prompt_ids=[1], response_ids=[2, 3], token_rewards=tokens)
+    extras = {"token_rewards": [0.0, 0.25, 0.75]} if where == "tokens" else {}
+    one = Episode(turns=[turn], reward=1.0, extras=extras)
+    await buffer.put(EpisodeGroup("gsm8k", [one], group_uid="g"))
+    await buffer.annotate(Annotation("g", 0, turn=0, reward=5.0))
+    [before] = await buffer.get(uids="g")
+    await rewrite_payloads(store)
+    [stored] = await buffer.get(uids="g")
+    assert stored.episodes[0].turns[0].reward == before.episodes[0].turns[0].reward == 5.0
+    assert (await verify(store)).problems == ()
+
+
+async def test_an_added_episode_changes_the_etag(buffer: Buffer) -> None:
+    await buffer.open_group("gsm8k", "g", 3)
+    await buffer.add_episode("g", Episode(prompt_ids=[1], response_ids=[2]))
+    [read] = await buffer.get(uids="g")
+    await buffer.add_episode("g", Episode(prompt_ids=[1], response_ids=[2]))
+    with pytest.raises(rdb.ContentChangedError):
+        await buffer.annotate(Annotation("g", 0, reward=1.0), if_match={"g": read.etag})
+    with pytest.raises(rdb.ContentChangedError):
+        await buffer.put(group("g"), on_duplicate="replace", if_match={"g": read.etag})
+    [info] = await buffer.find(uids="g")
+    [read] = await buffer.get(uids="g")
+    assert info.etag == read.etag
+    await buffer.annotate(Annotation("g", 0, reward=1.0), if_match={"g": read.etag})
+
+
+async def test_a_redraw_has_metadata_in_the_order_of_the_draw(buffer: Buffer) -> None:
+    await buffer.put(unscored("g"))
+    batch = await buffer.sample(1)
+    await buffer.annotate(Annotation("g", 0, metadata={"c": 0, "a": 2}))
+    await buffer.annotate(Annotation("g", 0, metadata={"a": 3}))
+    assert batch.draw_id is not None
+    [again] = await buffer.redraw(batch.draw_id)
+    assert list(again.episodes[0].metadata.items()) == [("a", 1), ("b", 2)]
+
+
+def test_a_number_of_numpy_is_the_number_of_a_turn() -> None:
+    assert Annotation("g", 0, turn=np.int64(1), reward=1.0).turn == 1  # type: ignore[arg-type]
 
 
 async def test_errors(buffer: Buffer, url: str) -> None:

@@ -117,7 +117,8 @@ def annotate(scope: Scope, session: Session, call: Annotating) -> dict[str, str]
         UnknownGroupError: A group does not exist.
         UnknownTurnError: A turn does not exist.
         ContentChangedError: A group has another etag than it must have.
-        InvalidInputError: There is no episode at a position.
+        InvalidInputError: There is no episode at a position, or a turn gets a reward and its
+            episode has none.
         CorruptPayloadError: Values that are stored cannot be read.
         LostRaceError: Some groups were deleted or replaced before their tasks were locked.
     """
@@ -193,7 +194,8 @@ class _Work:
 
         Raises:
             UnknownTurnError: A turn does not exist.
-            InvalidInputError: There is no episode at a position.
+            InvalidInputError: There is no episode at a position, or a turn gets a reward and its
+                episode has none.
             CorruptPayloadError: Metadata that is stored cannot be read.
         """
         known: dict[tuple[int, int, Any], Any] = {}
@@ -216,6 +218,11 @@ class _Work:
                 raise CorruptPayloadError("metadata can not be read", [group_id])
             mine = self._targets.setdefault(group_id, {})
             mine.setdefault((one.position, number), _Target(row)).add(one)
+        for i, one in enumerate(call.annotations):
+            alone = one.turn is not None and one.reward is not None
+            if alone and self._reward(ids[one.group_uid], one.position) is None:
+                expected = "an annotation with the reward of the episode as well, which has none"
+                raise InvalidInputError(f"annotations[{i}].reward", expected, one.reward)
         self._changed_ids = sorted(
             group_id
             for group_id, mine in self._targets.items()
@@ -310,10 +317,7 @@ class _Work:
         grown -= 0 if before is None else len(before["data"])
         if row.group_status != GroupStatus.ARCHIVED:
             self._buffer.task_states[row.task_name].stored_bytes += grown
-        rewards = []
-        for position, stored in self._episodes[group_id].items():
-            target = self._targets[group_id].get((position, OF_EPISODE), _Target(stored))
-            rewards.append(target.numbers.get("reward", stored.reward))
+        rewards = [self._reward(group_id, position) for position in self._episodes[group_id]]
         known = np.array([one for one in rewards if one is not None], np.float64)
         return {
             "group_id": group_id,
@@ -322,10 +326,17 @@ class _Work:
             **reward_facts(known),
         }
 
+    def _reward(self, group_id: int, position: int) -> float | None:
+        """Return the reward of an episode afterwards."""
+        stored = self._episodes[group_id][position]
+        target = self._targets[group_id].get((position, OF_EPISODE), _Target(stored))
+        reward: float | None = target.numbers.get("reward", stored.reward)
+        return reward
+
 
 def _etag(row: Any, is_annotated: bool = False) -> str:
     """Return the etag of a group, given by its scalars: before or after it is annotated."""
-    return etag_of(row.id, row.times_replaced, row.times_annotated + is_annotated)
+    return etag_of(row.id, row.times_replaced, row.times_annotated + is_annotated, row.num_episodes)
 
 
 def undo(found: Mapping[int, StoredGroup], later: Sequence[Any]) -> None:
@@ -339,9 +350,13 @@ def undo(found: Mapping[int, StoredGroup], later: Sequence[Any]) -> None:
         if row.name != "metadata":
             set_fields(target, **{row.name: row.previous})
             continue
-        kept = {name: value for name, value in target.metadata.items() if name not in row.changes}
         before = {name: one["from"] for name, one in row.changes.items() if "from" in one}
-        set_fields(target, metadata={**kept, **before})
+        kept = {
+            name: before.get(name, value)
+            for name, value in target.metadata.items()
+            if name in before or name not in row.changes
+        }
+        set_fields(target, metadata=kept)
 
 
 def _text(value: Any) -> str:

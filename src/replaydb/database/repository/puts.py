@@ -525,7 +525,7 @@ def _select_highest(buffer_id: int, task_name: str) -> list[Bound[Any]]:
 
 def _etag(row: Any) -> str:
     """Return the etag of a stored group, given as a row of `_select_kept`."""
-    return etag_of(row.id, row.times_replaced - 1, row.times_annotated)
+    return etag_of(row.id, row.times_replaced - 1, row.times_annotated, row.num_episodes)
 
 
 def _kept(row: Any, record: GroupRecord) -> dict[str, Any]:
@@ -593,6 +593,7 @@ def _select_kept() -> Select[Any]:
         group.created_at,
         (group.times_replaced + 1).label("times_replaced"),
         group.times_annotated,
+        group.num_episodes,
         (is_archived & ~group.is_evicted).label("is_consumed"),
         (is_archived & group.is_evicted).label("is_evicted"),
     )
