@@ -17,6 +17,9 @@ from replaydb.errors import ReplayDBError
 
 logger = logging.getLogger(__name__)
 
+#: A group that was changed while it was read, such as by an annotation, is read this often.
+ATTEMPTS = 3
+
 
 class Joining:
     """Stores once what the episodes of completed incremental groups have in common.
@@ -58,7 +61,9 @@ class Joining:
                 row, end = self._row(), end_in(BULK_SECONDS)
                 find = partial(with_repeated_prompts, buffer_id=row.id, group_uids=uids)
                 for one in await self._payloads.database.read(find, end=end):
-                    await rewrite(self._payloads, row, [one], end_in(BULK_SECONDS))
+                    for _ in range(ATTEMPTS):
+                        if await rewrite(self._payloads, row, [one], end_in(BULK_SECONDS)):
+                            break
             except ReplayDBError as error:
                 logger.warning("buffer %r: groups were not joined: %s", self._row().name, error)
             except Exception:

@@ -11,6 +11,7 @@ from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes.segments import TURN_REWARDS
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.util import escapes
 
@@ -55,12 +56,25 @@ def apply(late: Mapping[str, Any], episodes: Mapping[int, Episode]) -> None:
         corrupt(f"late values: {error!r}", error)
 
 
+def restore(turn: Turn, reward: float | None) -> None:
+    """Give a turn the reward that it had before, and those of its tokens if it is their sum."""
+    set_fields(turn, reward=reward)
+    if reward is not None and (column := vars(turn).get("earlier")) is not None:
+        turn.segment.columns[TURN_REWARDS] = column
+        rewards = turn.token_rewards
+        if rewards is None or not np.isclose(rewards.sum(dtype=np.float64), reward):
+            del turn.segment.columns[TURN_REWARDS]
+
+
 def _set(target: Episode | Turn, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name == "metadata":
             added = checks.json_object(name, value, checks.text)
             set_fields(target, metadata={**target.metadata, **added})
         elif name == "reward" or (name == "advantage" and isinstance(target, Episode)):
+            if isinstance(target, Turn) and TURN_REWARDS in target.segment.columns:
+                # They would contradict the new reward.
+                set_fields(target, earlier=target.segment.columns.pop(TURN_REWARDS))
             set_fields(target, **{name: checks.float32(name, value)})
         else:
             raise LookupError(name)

@@ -347,3 +347,31 @@ def test_invalid_annotations(values: dict[str, Any], name: str) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
         Annotation(**{"group_uid": "g", "position": 0, **values})
     assert caught.value.field == name
+
+
+async def test_a_later_reward_of_a_turn_replaces_those_of_its_tokens(
+    buffer: Buffer, store: Store, url: str
+) -> None:
+    turn = Turn(uid="t", prompt_ids=[1], response_ids=[2, 3], token_rewards=[0.25, 0.5])
+    await buffer.put(EpisodeGroup("gsm8k", [Episode(turns=[turn])], group_uid="g"))
+    first = await buffer.sample(1)
+    await buffer.annotate(Annotation("g", 0, turn="t", reward=5.0))
+    second = await buffer.sample(1)
+    await buffer.annotate(Annotation("g", 0, turn="t", reward=6.0))
+    [stored] = await buffer.get(uids="g")
+    [after] = stored.episodes[0].turns
+    assert (after.reward, after.token_rewards) == (6.0, None)
+    rewards = (await buffer.sample(1)).padded(0).token_extras["token_rewards"]
+    assert rewards.tolist() == [[0.0, 0.0, 6.0]]
+    for drawn, reward, tokens in ((first, 0.75, [0.25, 0.5]), (second, 5.0, None)):
+        assert drawn.draw_id is not None
+        [again] = (await buffer.redraw(drawn.draw_id))[0].episodes[0].turns
+        assert again.reward == reward
+        assert (None if again.token_rewards is None else again.token_rewards.tolist()) == tokens
+    copy = await store.buffer("copy")
+    await buffer.copy_to(copy)
+    await rewrite_payloads(store)
+    for each in (buffer, copy):
+        assert (await each.get(uids="g"))[0].episodes[0].turns[0].reward == 6.0
+    await check_invariants(url)
+    assert (await verify(store)).problems == ()

@@ -102,6 +102,28 @@ async def test_a_group_that_is_replaced_meanwhile(
     await check_invariants(url)
 
 
+async def test_a_group_that_is_annotated_meanwhile(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is joined all the same, with the new value."""
+    read = Payloads.read
+
+    async def annotated(self: Payloads, *arguments: Any) -> Any:
+        found = await read(self, *arguments)
+        monkeypatch.setattr(Payloads, "read", read)
+        await buffer.annotate(rdb.Annotation("g", 0, reward=9.0))
+        return found
+
+    group_id = await buffer.open_group("agents", "g", 2)
+    await buffer.add_episode("g", long_prompt(0, 8192))
+    monkeypatch.setattr(Payloads, "read", annotated)
+    await buffer.add_episode("g", long_prompt(1, 8192))
+    await buffer.drain()
+    assert await num_parts(url, group_id) == 1
+    assert (await buffer.get(uids="g"))[0].rewards.tolist() == [9.0, 1.0]
+    await check_invariants(url)
+
+
 async def test_a_failure_is_logged(
     buffer: Buffer,
     store: Store,

@@ -42,7 +42,7 @@ from replaydb.database.tables.schema import (
 )
 from replaydb.database.tables.views import ANNOTATED
 from replaydb.domain.annotations import NUMBERS, Annotation
-from replaydb.domain.episodes import GroupStatus
+from replaydb.domain.episodes import GroupStatus, Turn
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.domain.results import etag_of
 from replaydb.errors import (
@@ -347,6 +347,9 @@ def undo(found: Mapping[int, StoredGroup], later: Sequence[Any]) -> None:
             continue
         episode = group.episodes[group.positions.index(row.position)]
         target = episode if row.turn == OF_EPISODE else episode.turns[row.turn]
+        if isinstance(target, Turn) and row.name == "reward":
+            codec.late.restore(target, row.previous)
+            continue
         if row.name != "metadata":
             set_fields(target, **{row.name: row.previous})
             continue
