@@ -81,6 +81,7 @@ class Encoder:
             row = record.facts | {
                 "id": group_id, "buffer_id": self._buffer_id, "weight": 1.0,
                 "uniform_key": random(), "priority_key": random(), "times_replaced": 0,
+                "times_annotated": 0,
                 "is_evicted": False,
                 "created_at": now, "completed_at": now, "tags": json.dumps(record.facts["tags"]),
             }  # fmt: skip

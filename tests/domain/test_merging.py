@@ -371,12 +371,6 @@ def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
             assert paid[i, :size].tolist() == one.token_extras[TOKEN_REWARDS].tolist()
 
 
-def test_the_reward_of_a_turn_before_the_first_token_is_not_lost() -> None:
-    first = Turn(prompt_ids=[], response_ids=[], reward=0.25)
-    [row] = merge([first, Turn(prompt_ids=[], response_ids=[1, 2], reward=1.0)])[0]
-    assert row.token_extras[TOKEN_REWARDS].tolist() == [0.25, 1.0]
-
-
 @settings(deadline=None)
 @given(chains())
 def test_merging_equals_a_plain_implementation_of_the_rule(turns: list[Turn]) -> None:

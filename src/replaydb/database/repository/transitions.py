@@ -241,7 +241,9 @@ def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime)
 
 def keep_drawn(condition: ColumnElement[bool], names: Sequence[str] = COPIED) -> Update:
     """Copy what was drawn of groups that meet a condition to their draws, before it is changed."""
-    values = {_drawn[name]: value_drawn(name) for name in names}
+    values: dict[Any, Any] = {_drawn[name]: value_drawn(name) for name in names}
+    if names is COPIED:
+        values[_drawn.group_run_id] = group.run_id
     return update(draw_group).where(condition, IS_SAME).values(values)
 
 
