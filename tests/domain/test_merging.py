@@ -356,8 +356,7 @@ def test_turns_an_episode_of_them_and_single_steps_are_merged_alike(turns: list[
 @settings(deadline=None)
 @given(chains())
 def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
-    # The reward of a turn without tokens at the beginning of a row is in no token reward.
-    assume(all(one.num_tokens for one in turns))
+    assume(not any(one.reward and not one.num_tokens for one in turns))  # a known fault, see below
     rows: list[MergedRow] = merge_turns(turns)[0]
     made = batch_of([[step([5], [6])], [Episode(turns=turns)]]).padded(0)
     paid = made.token_extras.get(TOKEN_REWARDS)
@@ -403,7 +402,9 @@ def test_merging_equals_a_plain_implementation_of_the_rule(turns: list[Turn]) ->
     ]
     assert report.num_rows == len(rows)
     paid = sum(row.token_extras.get(TOKEN_REWARDS, np.zeros(1)).sum() for row in rows)
-    if all(one.num_tokens for one in turns):
+    # A known fault: the reward of a turn without tokens at the beginning of a row is lost here.
+    is_lost = any(one.reward and not one.num_tokens for one in turns)
+    if all(row.num_tokens for row in rows) and not is_lost:
         assert paid == sum(one.reward or 0 for one in turns)
 
 
