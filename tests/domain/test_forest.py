@@ -72,9 +72,9 @@ def test_rows_are_the_paths_and_each_response_is_in_one_loss(one: Episode) -> No
             mine = one.turns[i]
             end, size = mine.num_tokens, len(mine.response_ids)
             expected[end - size : end] = mine.loss_mask
-            if mine.reward is not None and end:
+            if mine.reward is not None and len(rewards):
                 last = np.flatnonzero(mine.loss_mask)
-                rewards[end - size + last[-1] if len(last) else end - 1] += mine.reward
+                rewards[end - size + last[-1] if len(last) else max(end - 1, 0)] += mine.reward
         assert row.episode.loss_mask.tolist() == expected.tolist()
         if (paid := row.episode.token_extras.get("token_rewards")) is not None:
             assert paid.tolist() == rewards.tolist()

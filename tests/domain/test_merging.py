@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import Episode, InvalidInputError, Turn
@@ -356,8 +356,7 @@ def test_turns_an_episode_of_them_and_single_steps_are_merged_alike(turns: list[
 @settings(deadline=None)
 @given(chains())
 def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
-    assume(not any(one.reward and not one.num_tokens for one in turns))  # a known fault, see below
-    rows: list[MergedRow] = merge_turns(turns)[0]
+    rows: list[MergedRow] = merge_turns(turns, interleaved=True)[0]  # as in a batch
     made = batch_of([[step([5], [6])], [Episode(turns=turns)]]).padded(0)
     paid = made.token_extras.get(TOKEN_REWARDS)
     assert made.episode_index.tolist() == [0] + [1] * len(rows)
@@ -370,6 +369,12 @@ def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
         assert (paid is None) == (one.reward is None)
         if paid is not None:
             assert paid[i, :size].tolist() == one.token_extras[TOKEN_REWARDS].tolist()
+
+
+def test_the_reward_of_a_turn_before_the_first_token_is_not_lost() -> None:
+    first = Turn(prompt_ids=[], response_ids=[], reward=0.25)
+    [row] = merge([first, Turn(prompt_ids=[], response_ids=[1, 2], reward=1.0)])[0]
+    assert row.token_extras[TOKEN_REWARDS].tolist() == [0.25, 1.0]
 
 
 @settings(deadline=None)
@@ -402,9 +407,7 @@ def test_merging_equals_a_plain_implementation_of_the_rule(turns: list[Turn]) ->
     ]
     assert report.num_rows == len(rows)
     paid = sum(row.token_extras.get(TOKEN_REWARDS, np.zeros(1)).sum() for row in rows)
-    # A known fault: the reward of a turn without tokens at the beginning of a row is lost here.
-    is_lost = any(one.reward and not one.num_tokens for one in turns)
-    if all(row.num_tokens for row in rows) and not is_lost:
+    if all(row.num_tokens for row in rows):
         assert paid == sum(one.reward or 0 for one in turns)
 
 

@@ -429,7 +429,7 @@ def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int], num_shared: int)
             continue
         if turn.token_rewards is not None:
             found.append((end - len(turn.token_rewards), turn.token_rewards))
-        elif turn.reward is not None and end:
+        elif turn.reward is not None and any(sizes):  # before the first token: it is on that
             in_loss = np.flatnonzero(turn.loss_mask)
             behind = len(turn.loss_mask) - int(in_loss[-1]) if len(in_loss) else 1
             found.append((max(end - behind, 0), [turn.reward]))
