@@ -25,6 +25,7 @@ def upgrade() -> None:
         "episode_group",
         sa.Column("times_annotated", sa.Integer(), server_default=sa.text("0"), nullable=False),
     )
+    op.add_column("draw_group", sa.Column("times_annotated", sa.Integer()))
     op.create_table(
         "annotation",
         sa.Column("group_id", _ID, nullable=False),
@@ -138,4 +139,5 @@ def downgrade() -> None:
         """)
     )
     op.drop_table("annotation")
+    op.drop_column("draw_group", "times_annotated")
     op.drop_column("episode_group", "times_annotated")

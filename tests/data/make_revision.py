@@ -121,6 +121,8 @@ async def fill_math(store: Store) -> None:
     await math.sample(1, rdb.Lifo(), tasks="code", step=7)
     await math.put(group(uid, "code", rewards=[0.5], version=5), on_duplicate="replace")
     await math.update_priorities(expired.batch.ids, [2.5])
+    [drawn] = await math.find(where=rdb.col.times_sampled > 0, statuses="completed", limit=1)
+    await math.annotate(rdb.Annotation(drawn.group_uid, 0, reward=9.0))
     await math.advance_policy(6)
 
 

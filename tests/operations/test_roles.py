@@ -111,7 +111,9 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
         await buffer.open_group("code", "slow", expected_episodes=2)
         for position in range(2):
             await buffer.add_episode("slow", episode(), position=position)
-        await buffer.annotate(rdb.Annotation("slow", 0, reward=0.5, metadata={"judge": "a"}))
+        [drawn] = await buffer.find(where=rdb.col.times_sampled > 0, limit=1)
+        scores = [rdb.Annotation(uid, 0, reward=0.5) for uid in ("slow", drawn.group_uid)]
+        await buffer.annotate(scores)
         await buffer.open_group("code", "agents", expected_episodes=2, min_episodes=1)
         for claim in await buffer.claim(2, ttl=60):
             await claim.append_turn(turn(f"call-{claim.positions[0]}"))

@@ -379,7 +379,7 @@ class Inspecting(BufferCore):
             chosen = record.group_ids if wanted is None else wanted
             if others := sorted(set(chosen) - set(record.group_ids)):
                 raise InvalidInputError("ids", f"groups of draw {number}", others)
-            later = session.run(late_values.select_later(chosen, record.created_at))
+            later = session.run(late_values.select_later(number, chosen))
             return record, groups.fetch(session, self.id, chosen, names), later
 
         end = end_in(BULK_SECONDS)

@@ -15,6 +15,7 @@ from replaydb import Annotation, Buffer, Episode, EpisodeGroup, GroupStatus, Sto
 from replaydb.database import migrations
 from replaydb.database.tables import schema, views
 from replaydb.operations import rewrite_payloads, verify
+from support.clock import Clock
 from support.connections import transaction
 from support.groups import group
 from support.invariants import check_invariants, number_of
@@ -128,6 +129,22 @@ async def test_a_later_score_keeps_the_earlier_one(buffer: Buffer, url: str) -> 
         found = await connection.execute(select(of.reward_mean).order_by(of.draw_id))
         assert list(found.scalars()) == [0.25, 0.625, 0.375]
     await check_invariants(url)
+
+
+async def test_redraws_do_not_depend_on_the_clock(buffer: Buffer, clock: Clock) -> None:
+    """Each draw has its own values also if the clock is set back between draws and annotations."""
+    await buffer.put(unscored("g"))
+    drawn = []
+    for reward in (1.0, 2.0, 3.0):
+        drawn.append(await buffer.sample(1))
+        clock.jump(-60.0)
+        await buffer.annotate(Annotation("g", 0, reward=reward))
+        clock.jump(61.0)
+    for batch, reward in zip(drawn, (math.nan, 1.0, 2.0), strict=True):
+        assert batch.draw_id is not None
+        [again] = await buffer.redraw(batch.draw_id)
+        np.testing.assert_equal(again.rewards, [reward, 0.25])
+    assert (await buffer.get(uids="g"))[0].rewards[0] == 3.0
 
 
 async def test_no_update_is_lost(buffer: Buffer, other: Store) -> None:

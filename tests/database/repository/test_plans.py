@@ -958,11 +958,11 @@ async def test_trajectories_and_turns_are_found_by_key(connection: AsyncConnecti
         late_values.select_turn_values(1, ["uid-5"], [0, 1], [0], ["call-1"]),
         late_values.select_late_parts(1, ["uid-5", "uid-6"]),
         late_values.select_annotated(1, ["uid-5", "uid-6"]),
-        late_values.select_later([5, 6], NOW),
+        late_values.select_later(5, [5, 6]),
     ):
         plan = await plan_of(connection, statement)
-        large = {table.name for table in (trajectory, turn, episode_group, payload, episode)}
-        assert not plan.scans & {*large, annotation.name}, plan.text
+        tables = (trajectory, turn, episode_group, payload, episode, annotation, draw_group)
+        assert not plan.scans & {table.name for table in tables}, plan.text
 
 
 @pytest.mark.parametrize("whole_groups", [False, True])

@@ -34,7 +34,7 @@ _MAINTENANCE: Rights = {
         "UPDATE": (
             *("outcome", "outcome_reason", "outcome_at"),
             *("task_name", "prompt_uid", "group_run_id", "reward_mean", "reward_std"),
-            *("min_policy_version", "max_policy_version", "num_tokens"),
+            *("min_policy_version", "max_policy_version", "num_tokens", "times_annotated"),
         ),
         "DELETE": (),
     },

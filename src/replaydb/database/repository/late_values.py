@@ -34,13 +34,13 @@ from replaydb.database.tables.records import PayloadRecord, late_values, reward_
 from replaydb.database.tables.schema import (
     LATE_PART,
     annotation,
+    draw_group,
     episode,
     episode_group,
     group,
     payload,
     turn,
 )
-from replaydb.database.tables.views import ANNOTATED
 from replaydb.domain.annotations import NUMBERS, Annotation
 from replaydb.domain.episodes import GroupStatus, Turn
 from replaydb.domain.episodes.turns import set_fields
@@ -235,7 +235,7 @@ class _Work:
             return
         if any(self._facts[one].first_sampled_at is not None for one in self._changed_ids):
             drawn = selection(self._buffer.id, ids=self._changed_ids)
-            self._buffer.session.run(transitions.keep_drawn(drawn, [*ANNOTATED, "num_tokens"]))
+            self._buffer.session.run(transitions.keep_annotated(drawn))
         every = [target for mine in self._targets.values() for target in mine.values()]
         with_metadata = any(target.metadata for target in every)
         episodes, turns, history, new_parts, parts, groups = [], [], [], [], [], []
@@ -419,11 +419,17 @@ def _are(buffer_id: Any, uids: Any) -> Any:
 
 
 @prepared
-def select_later(ids: Any, created_at: Any) -> Select[Any]:
-    """Select the annotations of groups after a time, the last one first."""
+def select_later(draw_id: Any, ids: Any) -> Select[Any]:
+    """Select the annotations of groups of a draw after it, the last one first."""
+    drawn = draw_group.c
     return (
         select(annotation)
-        .where(among(annotation.c.group_id, ids), annotation.c.created_at > created_at)
+        .join_from(draw_group, annotation, annotation.c.group_id == drawn.group_id)
+        .where(
+            drawn.draw_id == draw_id,
+            among(drawn.group_id, ids),
+            annotation.c.number > drawn.times_annotated,
+        )
         .order_by(annotation.c.group_id, annotation.c.number.desc())
     )
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Delete, Select, Update, select, update
+from sqlalchemy import ColumnElement, Delete, Select, Update, func, select, update
 from sqlalchemy import delete as delete_from
 
 from replaydb.database.repository import packs, tasks
@@ -31,7 +31,7 @@ from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.schema import IS_LEASED, draw_group, episode_group, group, lease
 from replaydb.database.tables.staleness import LIVE, staleness_of
-from replaydb.database.tables.views import COPIED, IS_SAME, value_drawn
+from replaydb.database.tables.views import ANNOTATED, COPIED, IS_SAME, value_drawn
 from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.results import DrawOutcome
 
@@ -239,11 +239,18 @@ def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime)
     return set_outcome(lost, DrawOutcome.LOST.value, reason, now)
 
 
-def keep_drawn(condition: ColumnElement[bool], names: Sequence[str] = COPIED) -> Update:
-    """Copy what was drawn of groups that meet a condition to their draws, before it is changed."""
+def keep_drawn(condition: ColumnElement[bool]) -> Update:
+    """Copy what was drawn of groups that meet a condition to their draws: they are replaced."""
+    values: dict[Any, Any] = {_drawn[name]: value_drawn(name) for name in COPIED}
+    values[_drawn.group_run_id] = group.run_id
+    return update(draw_group).where(condition, IS_SAME).values(values)
+
+
+def keep_annotated(condition: ColumnElement[bool]) -> Update:
+    """Copy the values that annotations change of groups that meet a condition to their draws."""
+    names = (*ANNOTATED, "num_tokens")
     values: dict[Any, Any] = {_drawn[name]: value_drawn(name) for name in names}
-    if names is COPIED:
-        values[_drawn.group_run_id] = group.run_id
+    values[_drawn.times_annotated] = func.coalesce(_drawn.times_annotated, group.times_annotated)
     return update(draw_group).where(condition, IS_SAME).values(values)
 
 

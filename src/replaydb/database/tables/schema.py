@@ -547,6 +547,8 @@ draw_group = Table(
     Column("min_policy_version", BigInteger),
     Column("max_policy_version", BigInteger),
     Column("num_tokens", BigInteger),
+    # `times_annotated` of the group at the draw; NULL: no annotation has changed it since.
+    Column("times_annotated", Integer),
     sqlite_with_rowid=False,
 )
 #: A literal, for the same reason as in `IS_IDLE`.
