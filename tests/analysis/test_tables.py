@@ -37,7 +37,8 @@ from support.groups import episode, group, groups
 
 Table = Callable[..., analysis.Rows]
 OF_GROUPS: list[Table] = [
-    *(analysis.groups, analysis.episodes, analysis.turns, analysis.tokens, analysis.prompts)
+    *(analysis.groups, analysis.episodes, analysis.turns, analysis.tokens, analysis.prompts),
+    analysis.annotation_history,
 ]
 ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.policies, analysis.runs]
 BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
@@ -78,7 +79,16 @@ async def fill(store: Store) -> list[int]:
     await buffer.sample(3, rdb.Fifo(), step=1)
     await buffer.sample(4, rdb.Fifo(), step=2)
     episodes = [episode(None), episode(0.5), Episode(turns=chain(3), reward=1.0)]
-    await (await store.buffer("code")).put(EpisodeGroup("gsm8k", episodes, group_uid="b"))
+    code = await store.buffer("code")
+    await code.put(EpisodeGroup("gsm8k", episodes, group_uid="b"))
+    for uids in (("a-0", "a-1"), ("a-1", "a-2")):  # values of a-1 are not added again
+        await buffer.annotate(
+            [rdb.Annotation(uid, 1, advantage=0.5, metadata={"label": "ø'"}) for uid in uids],
+            author="judge",
+        )
+    await code.annotate([
+        rdb.Annotation("b", 2, reward=2.0), rdb.Annotation("b", 2, turn=1, reward=1.0)
+    ])  # fmt: skip
     return ids
 
 
@@ -86,6 +96,10 @@ QUERIES = {
     "groups": "SELECT * FROM group_overview ORDER BY group_id",
     "episodes": "SELECT * FROM episode_overview ORDER BY group_id, position",
     "turns": "SELECT * FROM turn_overview ORDER BY group_id, position, turn",
+    "annotation_history": (
+        "SELECT * FROM annotation_history"
+        " ORDER BY group_id, number, position, coalesce(turn, -1), name"
+    ),
     "draws": "SELECT * FROM training_history ORDER BY draw_id, position",
     "prompts": "SELECT * FROM prompt_overview ORDER BY buffer_name DESC, prompt_uid, task_name",
     "policies": "SELECT * FROM policy_overview ORDER BY change_id",
@@ -115,7 +129,13 @@ def as_sql(rows: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[
 @pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize(
     "table",
-    [analysis.groups, analysis.episodes, analysis.draws, analysis.prompts, analysis.policies],
+    [
+        *OF_GROUPS[:2],
+        analysis.annotation_history,
+        analysis.draws,
+        analysis.prompts,
+        analysis.policies,
+    ],
     ids=lambda one: one.__name__,
 )
 async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None:
@@ -127,7 +147,7 @@ async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None
     assert set(seen[0]) <= set(rows.column_names)
     found = as_sql(rows.to_pylist(), seen)
     for row in (*found, *seen):
-        for name in row.keys() & {"tags", "metadata"}:
+        for name in row.keys() & {"tags", "metadata", "changes"}:
             row[name] = json.loads(row[name]) if isinstance(row[name], str) else row[name]
     assert found == seen
 
@@ -221,6 +241,20 @@ async def test_filters(store: Store, other: Store, url: str) -> None:
     assert of_math == [one for one in drawn if one in ids[0::2]] != []
     assert analysis.draws(url, runs="other").to_table().num_rows == 0
     assert analysis.draws(url, buffer="code").to_table().num_rows == 0
+    added = await (await other.buffer("math")).annotate(rdb.Annotation("c", 1, reward=9.0))
+    assert added.keys() == {"c"}
+
+    def annotated(**which: Any) -> list[tuple[Any, ...]]:
+        rows = analysis.annotation_history(url, **which).to_table().to_pylist()
+        return [(row["buffer_name"], row["turn"], row["name"], row["value"]) for row in rows]
+
+    of_b = [("code", None, "reward", 2.0), ("code", 1, "reward", 1.0)]
+    assert annotated(buffer="code") == of_b
+    assert (
+        annotated(runs="other") == [("math", None, "reward", 9.0)] == annotated(statuses="failed")
+    )
+    assert annotated(tasks="gsm8k", where=rdb.col.reward_max > 1, runs="test") == of_b
+    assert len(annotated(tasks="math")) == 4  # of a-0 and a-2
     assert analysis.prompts(url, where=rdb.col.prompt_uid == "p1").to_table().num_rows == 2
     assert analysis.runs(url).to_table()["run_name"].to_pylist() == ["test", "other"]
 

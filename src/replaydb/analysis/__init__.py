@@ -18,10 +18,30 @@ extras.need("analysis", "replaydb.analysis")
 
 from replaydb.analysis.arrow import Rows
 from replaydb.analysis.decoded import tokens
-from replaydb.analysis.tables import draws, episodes, groups, policies, prompts, runs, turns
+from replaydb.analysis.tables import (
+    annotation_history,
+    draws,
+    episodes,
+    groups,
+    policies,
+    prompts,
+    runs,
+    turns,
+)
 from replaydb.util.publishing import publish
 
-__all__ = ["Rows", "draws", "episodes", "groups", "policies", "prompts", "runs", "tokens", "turns"]
+__all__ = [
+    "Rows",
+    "annotation_history",
+    "draws",
+    "episodes",
+    "groups",
+    "policies",
+    "prompts",
+    "runs",
+    "tokens",
+    "turns",
+]
 
 publish(__name__, __all__)
 del extras, publish

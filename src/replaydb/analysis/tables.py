@@ -1,4 +1,4 @@
-"""Tables of groups, episodes, draws, prompts, policies and runs, without tokens."""
+"""Tables of groups, episodes, annotations, draws, prompts, policies and runs, without tokens."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from replaydb.database.statements.selections import of_tasks
 from replaydb.database.tables.column_types import is_json
 from replaydb.database.tables.expressions import among, bytewise, json_as_stored
 from replaydb.database.tables.schema import (
+    annotation,
     draw,
     draw_group,
     episode,
@@ -37,6 +38,7 @@ from replaydb.database.tables.schema import (
 )
 from replaydb.database.tables.views import (
     as_drawn,
+    select_annotations,
     select_episodes,
     select_groups,
     select_history,
@@ -223,6 +225,46 @@ def turns(
     return scanned(url, which, lambda ids: scan_turns(which.condition(ids)), to_damaged(damaged))
 
 
+def annotation_history(
+    url: str | URL,
+    *,
+    buffer: Names = None,
+    tasks: Names = None,
+    statuses: Names = None,
+    runs: Names = None,
+    where: Where = None,
+    damaged: Damaged = "raise",
+) -> Rows:
+    """Return values that arrived later, in their order for each group: `annotation_history`.
+
+    `changes` is JSON text.
+
+    Args:
+        url: The store, as for `Store.open`.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only values of groups of these tasks.
+        statuses: Only values of groups of these statuses.
+        runs: Only values that these runs added.
+        where: Only values of groups that meet this condition over `replaydb.col`.
+        damaged: "raise" (default) or "skip", as for `groups`.
+
+    Returns:
+        Lazy rows.
+
+    Raises:
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
+    """
+    which = Which.of(buffer, tasks, statuses, where=where)
+    annotators = checks.names("runs", runs)
+
+    def scan(ids: Collection[int] | None) -> Scan:
+        return scan_annotations(which.condition(ids) & of_runs(annotators))
+
+    return scanned(url, which, scan, to_damaged(damaged))
+
+
 def draws(
     url: str | URL,
     *,
@@ -360,6 +402,12 @@ def scan_turns(condition: ColumnElement[bool]) -> Scan:
     return Scan(plain(select_turns()), key, group.id, WINDOW, condition, [group.id])
 
 
+def scan_annotations(condition: ColumnElement[bool]) -> Scan:
+    """Scan rows of `annotation_history`."""
+    key = tuple(annotation.primary_key.columns)
+    return Scan(plain(select_annotations()), key, group.id, WINDOW, condition, [group.id])
+
+
 def scan_draws(condition: ColumnElement[bool]) -> Scan:
     """Scan rows of `training_history`."""
     key = draw_group.c.draw_id, draw_group.c.position
@@ -419,9 +467,13 @@ def draws_of(
     Of content that was replaced since the draw, only the task is known.
     """
     condition = of_buffers(draw.c.buffer_id, buffers) & groups_of(eligible=eligible)
-    if runs is not None:
-        condition &= among(run.c.name, sorted(runs))
+    condition &= of_runs(runs)
     return condition if tasks is None else condition & among(as_drawn("task_name"), sorted(tasks))
+
+
+def of_runs(names: Collection[str] | None) -> ColumnElement[bool]:
+    """Return the condition for rows of runs; None: of all runs."""
+    return EVERY if names is None else among(run.c.name, sorted(names))
 
 
 def of_buffers(column: ColumnElement[int], ids: Collection[int] | None) -> ColumnElement[bool]:

@@ -23,6 +23,7 @@ from replaydb.analysis.decoded import scan_group_sizes, select_groups_with_names
 from replaydb.analysis.tables import (
     draws_of,
     groups_of,
+    scan_annotations,
     scan_draws,
     scan_episodes,
     scan_groups,
@@ -1045,7 +1046,8 @@ async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> No
     """A page reads no more than its window, whatever the conditions."""
     every = groups_of(None, None, None, None)
     few = groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
-    tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group")
+    large = {"episode_group", "episode", "annotation", "draw_group"}
+    tables = (*large, "transcript", "run", "draw")
     aliases = ("anon_1", "putter", "following")
     own = {f"pk_{name}" for name in (*tables, *aliases)}
     for condition in (every, few):
@@ -1053,16 +1055,17 @@ async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> No
             scan_groups(condition),
             scan_episodes(condition),
             scan_group_sizes(condition),
+            scan_annotations(condition),
             scan_draws(condition),
             scan_runs(),
         ):
-            for after in (None, (3, 7)[: len(scan.keys)]):
+            for after in (None, (3, 7, 0, -1, "reward")[: len(scan.keys)]):
                 plan = await plan_of(connection, scan.page(2, 4, after, 8192))
                 assert plan.indexes <= own, plan.text
-                assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
+                assert not plan.scans & large, plan.text
             plan = await plan_of(connection, scan.end_of_window(2, 5000))
             assert plan.indexes <= own, plan.text
-            assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
+            assert not plan.scans & large, plan.text
         plan = await plan_of(connection, select_groups_with_names(condition, [1, 2, 3]))
         assert not plan.scans & {"episode_group"}, plan.text
 
