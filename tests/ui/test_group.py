@@ -37,7 +37,7 @@ STORED, GRPO = (
     "Episodes, with stored advantages",
     "Episodes, with GRPO advantages (sample standard deviation, eps 1e-4), as none are stored",
 )
-HISTORY = "Events, oldest first"
+HISTORY, ANNOTATIONS = "Events, oldest first", "Annotations, newest first"
 
 
 async def get(
@@ -559,6 +559,34 @@ async def test_trajectories(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     decode_bytes(browser)
     page = await get(browser, "/episode", group=one, position=0)
     assert "discarded, not in the loss; agent search, reward" in page.text
+
+
+@both_engines
+async def test_values_that_arrived_later(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [one, other] = await buffer.put([EpisodeGroup("t", [conversation()], group_uid="g"), group()])
+    label = {"label": HOSTILE, "old": [1, None]}
+    for values in (
+        rdb.Annotation("g", 0, reward=0.25),
+        rdb.Annotation("g", 0, turn=1, reward=2.0, metadata=label),
+        rdb.Annotation("g", 0, turn=1, metadata={"old": "x" * 200}),
+    ):
+        await buffer.annotate(values, author="a <b>judge</b>", policy_version=1234)
+    page = await get(browser, "/group", id=one)
+    rows = page.tables[ANNOTATIONS][1:]
+    assert [row[1:6] for row in rows] == [
+        ["0", "2", "metadata: old", f'"{"x" * 76}...', "[1, null]"],
+        ["0", "2", "metadata: label", f'"{SHOWN.replace("x1b", "u001b")}"', "-"],
+        ["0", "2", "metadata: old", "[1, null]", "-"],
+        ["0", "2", "reward", "2", "0.5"],
+        ["0", "-", "reward", "0.25", "0.75"],
+    ]
+    assert {tuple(row[6:]) for row in rows} == {("a <b>judge</b>", "1,234", "test")}
+    assert page.links["0"] == f"./episode?buffer=math&group={one}&position=0"
+    assert ANNOTATIONS not in (await get(browser, "/group", id=other)).tables
+    monkeypatch.setattr(view, "ROWS", 2)
+    assert len((await get(browser, "/group", id=one)).tables[ANNOTATIONS]) == 3
 
 
 async def test_episodes_beside_a_position_without_one(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from sqlalchemy import func, select
@@ -19,7 +20,8 @@ from replaydb import analysis
 from replaydb.batch import StoredGroup
 from replaydb.buffer import Buffer
 from replaydb.database.filters.group_columns import col
-from replaydb.database.tables.schema import CONTEXT_PART, payload
+from replaydb.database.tables.schema import CONTEXT_PART, annotation, payload
+from replaydb.database.tables.views import select_annotations
 from replaydb.domain.decoding import Decode
 from replaydb.domain.episodes import Episode
 from replaydb.domain.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo, TrajectoryInfo
@@ -107,6 +109,23 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class LateValue:
+    """A value of an episode or turn that arrived later.
+
+    Attributes:
+        row: Its row of `annotation_history`.
+        name: Its name; of metadata with the name in it.
+        value: The value; of metadata as JSON text.
+        previous: The value before; None if there was none.
+    """
+
+    row: Any
+    name: str
+    value: object
+    previous: object
+
+
+@dataclass(frozen=True, slots=True)
 class GroupView:
     """A group, for the page.
 
@@ -119,6 +138,7 @@ class GroupView:
         older: Draws before this id are on the next page; None if there are none.
         lease: The lease that holds the group, if any.
         trajectories: Positions without an episode.
+        late: Values that arrived later, the newest first.
     """
 
     loaded: LoadedGroup
@@ -129,6 +149,7 @@ class GroupView:
     older: int | None
     lease: LeaseInfo | None
     trajectories: Sequence[TrajectoryInfo]
+    late: Sequence[LateValue]
 
 
 async def group(request: Request) -> Response:
@@ -191,7 +212,36 @@ async def load_group(
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
         await buffer.trajectories(uids=info.group_uid, limit=ROWS),
+        await _late_values(buffer, info),
     )
+
+
+async def _late_values(buffer: Buffer, info: GroupInfo) -> Sequence[LateValue]:
+    """Return the newest values of a group that arrived later, at most `ROWS`."""
+    if not info.times_annotated:
+        return ()
+    of = annotation.c
+    rows = (
+        select_annotations()
+        .where(of.group_id == info.id)
+        .order_by(of.number.desc(), of.position, of.turn, of.name)
+        .limit(ROWS)
+    )
+    found: list[LateValue] = []
+    for row in await buffer._read(lambda session: session.run(rows)):
+        if isinstance(row.changes, dict):
+            found += [
+                LateValue(
+                    row,
+                    f"{row.name}: {name}",
+                    _json(one["to"]),
+                    _json(one["from"]) if "from" in one else None,
+                )
+                for name, one in row.changes.items()
+            ]
+        else:
+            found.append(LateValue(row, row.name, row.value, row.previous))
+    return found[:ROWS]
 
 
 async def info_of(buffer: Buffer, group_id: int) -> GroupInfo:
