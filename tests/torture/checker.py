@@ -25,11 +25,13 @@ LIVE = {"pending", "completed", "leased", "aborted"}
 _QUERIES = {
     "groups": "SELECT id, buffer_id, task_name, group_uid, group_status, weight, num_episodes,"
     " num_tokens, num_bytes, times_sampled, lease_id, staleness, comparable_version,"
-    " expected_episodes, min_episodes, completed_at"
+    " expected_episodes, min_episodes, completed_at, times_annotated, reward_mean, reward_min,"
+    " reward_max"
     " FROM episode_group",
     "buffers": "SELECT id, policy_version FROM buffer",
     "leased": "SELECT group_id FROM draw_group WHERE outcome = 'leased'",
     "drawn": "SELECT group_id FROM draw_group",
+    "history": "SELECT draw_id, reward_mean FROM training_history",
     "tasks": "SELECT buffer_id, task_name, num_available, total_weight, num_pending, num_leased,"
     " stored_groups, stored_tokens, stored_bytes, num_sampled, aged_to FROM task",
     "leases": "SELECT id FROM lease",
@@ -37,7 +39,9 @@ _QUERIES = {
     " field IS NULL AND of_part IS NOT NULL AS is_of_turn FROM payload",
     "packs": "SELECT id, name, num_bytes, live_parts, live_bytes, condemned_at, removing FROM pack",
     "stores": "SELECT url, store_uid FROM payload_place",
-    "episodes": "SELECT group_id, position, num_tokens FROM episode",
+    "episodes": "SELECT group_id, position, num_tokens, reward FROM episode",
+    "annotations": "SELECT group_id, number, position, name, value, previous, author"
+    " FROM annotation",
     "trajectories": "SELECT group_id, position, attempts, unusable_reason FROM trajectory",
     "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",
 }
@@ -51,12 +55,14 @@ class Tables:
     buffers: list[Row]
     leased: list[Row]
     drawn: list[Row]
+    history: list[Row]
     tasks: list[Row]
     leases: list[Row]
     payloads: list[Row]
     packs: list[Row]
     stores: list[Row]
     episodes: list[Row]
+    annotations: list[Row]
     trajectories: list[Row]
     cursors: list[Row]
 

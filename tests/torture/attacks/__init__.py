@@ -19,6 +19,7 @@ from torture.attacks import (
     histories,
     hostile,
     interrupts,
+    judges,
     kills,
     network,
     packs,
@@ -66,6 +67,7 @@ ATTACKS: dict[str, Attack] = {
     "copies": copies,
     "packs": packs,
     "trajectories": trajectories,
+    "judges": judges,
 }
 
 
