@@ -38,6 +38,7 @@ def upgrade() -> None:
         "trajectory",
         _group_id(),
         sa.Column("position", sa.Integer(), nullable=False),
+        sa.Column("missing", sa.String(255), server_default=sa.text("'episode'"), nullable=False),
         sa.Column("buffer_id", _ID, nullable=False),
         sa.Column("attempts", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("num_turns", sa.Integer(), server_default=sa.text("0"), nullable=False),
@@ -47,14 +48,14 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.DateTime(timezone=True)),
         sa.Column("unusable_reason", sa.Text()),
         _of_group("trajectory"),
-        sa.PrimaryKeyConstraint("group_id", "position", name="pk_trajectory"),
+        sa.PrimaryKeyConstraint("group_id", "position", "missing", name="pk_trajectory"),
         sqlite_with_rowid=False,
     )
     op.create_index("ix_trajectory_claim_uid", "trajectory", ["claim_uid"])
     for name, columns, condition in (
         (
             "ix_trajectory_open",
-            ["buffer_id", "group_id", "position"],
+            ["buffer_id", "missing", "group_id", "position"],
             "unusable_reason IS NULL AND claim_uid IS NULL",
         ),
         ("ix_trajectory_expires_at", ["buffer_id", "expires_at"], "expires_at IS NOT NULL"),

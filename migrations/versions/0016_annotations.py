@@ -16,6 +16,10 @@ down_revision: str | None = "0015"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
+#: Settings that are new in this revision.
+_NEW_SETTINGS = ("requires", "requires_timeout", "on_missing")
+
+_buffer = sa.table("buffer", sa.column("id"), sa.column("settings", sa.JSON))
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -106,7 +110,14 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the history. `revisions.record` refuses it while payloads have late values."""
+    """Drop the history, and the settings that earlier clients do not know.
+
+    `revisions.record` refuses it while payloads have late values, or groups wait for values.
+    """
+    connection = op.get_bind()
+    for row in connection.execute(sa.select(_buffer.c.id, _buffer.c.settings)).all():
+        known = {name: one for name, one in row.settings.items() if name not in _NEW_SETTINGS}
+        connection.execute(sa.update(_buffer).where(_buffer.c.id == row.id).values(settings=known))
     for name in ("annotation_history", "training_history"):
         op.execute(sa.DropView(sa.Table(name, sa.MetaData())))
     op.execute(

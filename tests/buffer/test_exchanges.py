@@ -66,6 +66,17 @@ async def annotate(first: int, buffer: Buffer, number: int) -> None:
     await buffer.annotate([Annotation(f"gsm8k-{first + i}", 0, **values) for i in range(8)])
 
 
+async def score(buffer: Buffer, number: int) -> None:
+    """Add the last values that groups wait for."""
+    several = [[f"scored-{n}-{i}" for i in range(8)] for n in range(1, 5)]
+    if number == 1:
+        await buffer.update_settings(requires={"scored": "reward"})
+        for uids in several:
+            await buffer.put([group(uid, "scored", rewards=[None]) for uid in uids])
+    new = [Annotation(uid, 0, reward=0.5) for uid in several[number - 1]]
+    await buffer.annotate(new)
+
+
 async def append_turn(buffer: Buffer, number: int) -> None:
     await opened(buffer, number)
     await buffer.append_turn("open", 0, turn(f"call-{number}"))
@@ -87,9 +98,10 @@ CALLS: dict[str, tuple[int, Call]] = {
     "add_episode": (13, add_episode),
     "annotate": (4, partial(annotate, 100)),
     "annotate groups that were drawn": (5, partial(annotate, 0)),
+    "annotate what groups wait for": (4, score),
     "append_turn": (5, append_turn),
     "append_turn and finish_episode": (26, finish_episode),
-    "claim and release": (18, claim_and_release),
+    "claim and release": (16, claim_and_release),
     "put of one group": (5, lambda it, n: it.put(group(version=n))),
     "put of fifty groups": (5, lambda it, n: it.put([group(version=n) for _ in range(50)])),
     "put of a stored group": (5, lambda it, n: it.put(group("gsm8k-0"), on_duplicate="ignore")),

@@ -148,6 +148,11 @@ async def fill_others(store: Store) -> None:
     deleted = await store.buffer("deleted", record_draws=False, on_ack="return")
     ids = await deleted.put(groups(2, "code"))  # with payloads outside, the only groups of a pack
     await deleted.delete(ids)
+    judged = await store.buffer("judged", requires=["metadata.label", "reward"], max_attempts=2)
+    await judged.put(group("judged-0", rewards=[None, 0.5], version=1))
+    [claim] = await judged.claim(1, ttl=CENTURY, owner="judge", missing="reward")
+    label = rdb.Annotation("judged-0", 0, metadata={"label": "good"})
+    await claim.annotate(label, author="judge-v1", policy_version=3)
 
 
 def special() -> rdb.EpisodeGroup:

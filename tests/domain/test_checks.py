@@ -295,6 +295,7 @@ WRONG: dict[str, list[Any]] = {
     "discarded": [3, [3], "", [""]],
     "finish_reason": TEXTS,
     "parent_uid": NAMES,
+    "missing": [*WORDS, "metadata."],
     "annotations": [None, 3, [3], rdb.Annotation],
     "author": NAMES,
     "policy_version": [2**31, *INTEGERS],

@@ -13,7 +13,7 @@ from replaydb.blocking.thread import EventLoopThread
 from replaydb.buffer import replacement, store
 from replaydb.buffer.loader import Collated, LoaderState
 from replaydb.database.runtime.transactions import PATIENCE_SECONDS
-from replaydb.domain.episodes import Turn
+from replaydb.domain.episodes import Episode, Turn
 from replaydb.domain.settings import BufferSettings
 from replaydb.errors import InvalidInputError
 from replaydb.util.opening import Opening
@@ -264,7 +264,7 @@ class Claim(_Managed):
 
     @property
     def group(self) -> StoredGroup:
-        """The group without its episodes."""
+        """The group; without its episodes, unless `missing` was given."""
         return self._wrapped.group
 
     @property
@@ -274,13 +274,24 @@ class Claim(_Managed):
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of its trajectories in the group."""
+        """Positions of its trajectories, or episodes, in the group."""
         return self._wrapped.positions
+
+    @property
+    def missing(self) -> str | None:
+        """Name of the value that the claimed episodes lack."""
+        return self._wrapped.missing
+
+    @property
+    def episodes(self) -> dict[int, Episode]:
+        """The episodes that lack the value, by position."""
+        return self._wrapped.episodes
 
     append_turn = _blocking(buffer.Claim.append_turn)
     finish_episode = _blocking(buffer.Claim.finish_episode)
     add_episode = _blocking(buffer.Claim.add_episode)
     fail_episode = _blocking(buffer.Claim.fail_episode)
+    annotate = _blocking(buffer.Claim.annotate)
     extend = _blocking(buffer.Claim.extend)
     release = _blocking(buffer.Claim.release)
 

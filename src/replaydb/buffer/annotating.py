@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from replaydb.buffer.core import BufferCore
+from replaydb.buffer.putting import Putting
+from replaydb.database.repository.late_values import Annotated, annotate
 from replaydb.database.repository.late_values import Annotating as Call
-from replaydb.database.repository.late_values import annotate
 from replaydb.database.repository.locked import Scope
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, end_in
@@ -14,7 +14,7 @@ from replaydb.domain import checks
 from replaydb.domain.annotations import Annotation
 
 
-class Annotating(BufferCore):
+class Annotating(Putting):
     """Add rewards, advantages and metadata to stored episodes and turns."""
 
     async def annotate(
@@ -31,6 +31,9 @@ class Annotating(BufferCore):
         afterwards return the new values. Records of earlier draws keep what was drawn:
         `training_history` and `redraw` show it. The view `annotation_history` has each value with
         the one before, its author and time.
+
+        A group that waited for the last of these values, because the setting `requires` names them,
+        is completed in the same transaction.
 
         The call can be repeated: a value that is there already is not changed, and not recorded.
 
@@ -53,18 +56,39 @@ class Annotating(BufferCore):
             InvalidInputError: An argument is invalid, there is no episode at a position, or a turn
                 gets a reward and its episode has none.
         """
-        given = [annotations] if isinstance(annotations, Annotation) else annotations
-        expected = "an Annotation or a sequence of them"
+        etags = checks.etags("if_match", if_match)
+        return await self._annotate(checked(annotations), etags, author, policy_version, None)
+
+    async def _annotate(
+        self,
+        annotations: Sequence[Annotation],
+        if_match: Mapping[str, str],
+        author: str | None,
+        policy_version: int | None,
+        claim_uid: str | None,
+    ) -> dict[str, str]:
+        """As `annotate`, perhaps for the holder of a claim."""
         call = Call(
-            checks.instances("annotations", given, Annotation, expected),
-            checks.etags("if_match", if_match),
+            annotations,
+            if_match,
             checks.optional(checks.name, "author", author),
             checks.optional(checks.policy_version, "policy_version", policy_version),
+            claim_uid,
         )
         if not call.annotations and not call.if_match:
             return {}
 
-        def work(scope: Scope, session: Session) -> dict[str, str]:
+        def work(scope: Scope, session: Session) -> Annotated:
             return annotate(scope, session, call)
 
-        return await self._write(work, end_in(BULK_SECONDS), records_run=True)
+        done = await self._write(work, end_in(BULK_SECONDS), records_run=True)
+        for uid in done.completed:
+            self._joining.join_soon(uid)
+        return done.etags
+
+
+def checked(annotations: Annotation | Iterable[Annotation]) -> Sequence[Annotation]:
+    """Return one or several annotations as a sequence."""
+    given = [annotations] if isinstance(annotations, Annotation) else annotations
+    expected = "an Annotation or a sequence of them"
+    return checks.instances("annotations", given, Annotation, expected)

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
-from replaydb.buffer.annotating import Annotating
 from replaydb.buffer.claiming import Claiming
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
@@ -26,7 +25,7 @@ from replaydb.errors import CorruptPayloadError
 
 
 @traced
-class Buffer(Claiming, Annotating, Sampling, Leasing, Managing, Pacing):
+class Buffer(Claiming, Sampling, Leasing, Managing, Pacing):
     """A named collection of episode groups in a store. Get it from `Store.buffer`.
 
     Unless its documentation says otherwise, a call is one transaction: it takes effect completely

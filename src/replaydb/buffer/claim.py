@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from replaydb.batch.stored import StoredGroup
+from replaydb.buffer.annotating import checked
 from replaydb.buffer.heartbeat import Heartbeat
 from replaydb.buffer.lease import storable
 from replaydb.buffer.tracing import traced
 from replaydb.domain import checks
+from replaydb.domain.annotations import Annotation, has_value
 from replaydb.domain.episodes import Episode, GroupStatus, Turn
 from replaydb.domain.episodes.arrays import ArrayLike
 from replaydb.errors import (
@@ -34,12 +36,16 @@ class Claim:
     extends the claim while the event loop runs. At the end of the block, trajectories that are
     still open are released, and if the block raised, this counts as an attempt.
 
+    A claim of episodes that lack a value (`missing`) is the same. It ends when they have the value.
+
     A claim is not a draw: it is in no history of draws and in no rate limit.
 
     Attributes:
         uid: Uid of the claim.
-        group: The group without its episodes: task, uid, prompt, extras and tags.
+        group: The group: task, uid, prompt, extras and tags. Without its episodes, unless
+            `missing` was given.
         turns: The turns that were appended to each trajectory before it was claimed, by position.
+        missing: Name of the value that the claimed episodes lack; None: trajectories are claimed.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Claim:
         ttl: float,
         group: StoredGroup,
         turns: Mapping[int, tuple[Turn, ...]],
+        missing: str | None = None,
     ) -> None:
         self._buffer = buffer
         self._heartbeat = Heartbeat(ttl, lambda seconds: buffer._extend_claim(uid, seconds))
@@ -56,6 +63,7 @@ class Claim:
         self.uid = uid
         self.group = group
         self.turns = dict(turns)
+        self.missing = missing
 
     def __repr__(self) -> str:
         return f"Claim({self.group.group_uid!r}, positions {[*self.turns]})"
@@ -67,8 +75,14 @@ class Claim:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Positions of its trajectories in the group."""
+        """Positions of its trajectories, or episodes, in the group."""
         return tuple(self.turns)
+
+    @property
+    def episodes(self) -> dict[int, Episode]:
+        """The episodes that lack the value, by position; none of a claim of trajectories."""
+        stored = zip(self.group.positions, self.group.episodes, strict=True)
+        return {position: one for position, one in stored if position in self.turns}
 
     async def append_turn(
         self, turn: Turn, *, position: int | None = None, parent_uid: str | None = None
@@ -162,6 +176,34 @@ class Claim:
         self._open.discard(at)
         return status
 
+    async def annotate(
+        self,
+        annotations: Annotation | Iterable[Annotation],
+        *,
+        author: str | None = None,
+        policy_version: int | None = None,
+    ) -> None:
+        """Add values to the claimed episodes and their turns, all of them or none.
+
+        See `Buffer.annotate`, which does the same without a claim. An episode is not claimed any
+        more when it has the value that it lacked.
+
+        Raises:
+            ClaimExpiredError: The claim has ended. Nothing was stored.
+            InvalidInputError: An argument is invalid, or an annotation is not of an episode of this
+                claim.
+        """
+        given = checked(annotations)
+        for i, one in enumerate(given):
+            if one.group_uid != self.group.group_uid or one.position not in self.turns:
+                expected = f"one of an episode of {self!r}"
+                actual = f"one of position {one.position} of group {one.group_uid!r}"
+                raise InvalidInputError(f"annotations[{i}]", expected, actual)
+        await self._buffer._annotate(given, {}, author, policy_version, self.uid)
+        for one in given:
+            if self.missing is not None and one.turn is None and has_value(self.missing, vars(one)):
+                self._open.discard(one.position)
+
     async def extend(self, ttl: float | None = None) -> None:
         """Extend the claim to `ttl` seconds from now.
 
@@ -179,8 +221,8 @@ class Claim:
 
         Args:
             reason: Why they could not be finished. The call then counts as an attempt: at
-                `max_attempts` of the buffer's settings a trajectory becomes unusable. Default:
-                they can be continued, and no attempt is counted.
+                `max_attempts` of the buffer's settings a trajectory becomes unusable, or a value is
+                not waited for any more. Default: they can be continued, and no attempt is counted.
 
         Raises:
             ClaimExpiredError: The claim has ended.

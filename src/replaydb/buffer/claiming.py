@@ -15,10 +15,13 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement
 
 from replaydb import codec
+from replaydb.batch.stored import StoredGroup
+from replaydb.buffer.annotating import Annotating
 from replaydb.buffer.claim import Claim
 from replaydb.buffer.core import Work
 from replaydb.buffer.drawing import Drawing
-from replaydb.buffer.putting import ENCODE_INLINE_TOKENS, Putting
+from replaydb.buffer.inspecting import Inspecting
+from replaydb.buffer.putting import ENCODE_INLINE_TOKENS
 from replaydb.database.filters import compiling
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import claims, trajectories, unfinished
@@ -27,7 +30,7 @@ from replaydb.database.repository.claims import ClaimTerms
 from replaydb.database.repository.incremental_groups import Addition
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
-from replaydb.database.repository.trajectories import Append, Appended
+from replaydb.database.repository.trajectories import EPISODE, Append, Appended
 from replaydb.database.runtime.group_commit import GroupCommit, Submission
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, Database, allowance, end_in
@@ -39,6 +42,7 @@ from replaydb.database.tables.turn_records import (
     unfinished_of,
 )
 from replaydb.domain import checks
+from replaydb.domain.annotations import value_name
 from replaydb.domain.episodes import Episode, GroupStatus, Turn
 from replaydb.domain.episodes.arrays import ArrayLike
 from replaydb.domain.results import TrajectoryInfo
@@ -48,7 +52,9 @@ from replaydb.errors import (
     DuplicateTurnError,
     InvalidInputError,
     NotEnoughGroupsError,
+    PayloadGoneError,
     ReplayDBError,
+    UnknownGroupError,
     UnknownTurnError,
 )
 
@@ -58,8 +64,8 @@ logger = logging.getLogger(__name__)
 Found: TypeAlias = Mapping[str, Sequence[Any]]
 
 
-class Claiming(Putting, Drawing):
-    """Claim trajectories, append turns to them, and finish them."""
+class Claiming(Annotating, Drawing, Inspecting):
+    """Claim trajectories, append turns to them, and finish them; claim what episodes lack."""
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class Claiming(Putting, Drawing):
         owner: str | None = None,
         tasks: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
+        missing: str | None = None,
         whole_groups: bool = False,
         timeout: float | None = None,
     ) -> list[Claim]:
@@ -93,6 +100,9 @@ class Claiming(Putting, Drawing):
         A trajectory is a position of a group without an episode. Only the holder of its claim can
         add to it. If the claim expires, another process can claim the trajectory with all turns
         that were appended to it, and continue it.
+
+        With `missing`, episodes are claimed that lack a value which the setting `requires` names:
+        the work of judges and reference models, who add it with `Claim.annotate`.
 
         Args:
             n: Largest number of claims.
@@ -103,15 +113,17 @@ class Claiming(Putting, Drawing):
                 id.
             tasks: Name or names of the tasks. Default: all tasks.
             where: Condition over `replaydb.col` that the groups must meet.
-            whole_groups: Whether each claim is of all open trajectories of a group of which none is
-                claimed.
+            missing: Name of a value, such as "reward". Default: trajectories are claimed.
+            whole_groups: Whether each claim is of all open trajectories (or episodes without the
+                value) of a group of which none is claimed.
             timeout: Seconds to wait until there is one. 0 is one attempt. None (default) waits
                 indefinitely.
 
         Returns:
-            1 to n claims; none if there was no open trajectory until `timeout`. Enter each with
+            1 to n claims; none if there was nothing to claim until `timeout`. Enter each with
             `async with`, or extend and release it yourself. Trajectories whose stored turns or
-            prompt are damaged become unusable instead.
+            prompt are damaged become unusable instead, and values of damaged groups are not waited
+            for any more.
 
         Raises:
             InvalidInputError: An argument is invalid.
@@ -124,7 +136,9 @@ class Claiming(Putting, Drawing):
             seconds,
             checks.flag("whole_groups", whole_groups),
             compiling.checked(where),
+            EPISODE if missing is None else value_name("missing", missing),
         )
+        read = self._claims_of if missing is None else partial(self._episodes_of, missing)
         names = checks.names("tasks", tasks)
         wait = checks.seconds("timeout", timeout)
         uids = [uuid4().hex for _ in range(most)]
@@ -140,7 +154,7 @@ class Claiming(Putting, Drawing):
             return found
 
         try:
-            while not (given := await self._claims_of(await self._first(work, wait), seconds)):
+            while not (given := await read(await self._first(work, terms.missing, wait), seconds)):
                 made = {}  # all were damaged, or deleted since
             return given
         except NotEnoughGroupsError:
@@ -339,8 +353,8 @@ class Claiming(Putting, Drawing):
         await super()._abort_puts()
         await self._appends.give_up()
 
-    async def _first(self, work: Work[Found], timeout: float | None) -> Found:
-        """Claim trajectories as soon as there are some."""
+    async def _first(self, work: Work[Found], missing: str, timeout: float | None) -> Found:
+        """Claim what is missing as soon as there is some."""
 
         async def explain(_: ReplayDBError) -> None:
             # What was due was rolled back with the attempt.
@@ -349,7 +363,8 @@ class Claiming(Putting, Drawing):
                 await self._run_due_maintenance(end)
 
         async def may_claim(end: float | None) -> bool:
-            return await self._read(lambda it: claims.may_claim(it, self.id), end, single=True)
+            may = partial(claims.may_claim, buffer_id=self.id, missing=missing)
+            return await self._read(may, end, single=True)
 
         async with self._waiter(timeout, explain) as waiter:
             while True:
@@ -390,6 +405,26 @@ class Claiming(Putting, Drawing):
             if sound and isinstance(decoded, Unfinished):
                 turns = {position: decoded.turns.get(position, ()) for position in sound}
                 made.append(Claim(self, uid, ttl, decoded.group, turns))
+        return made
+
+    async def _episodes_of(self, missing: str, found: Found, ttl: float) -> list[Claim]:
+        """Read the groups whose episodes were claimed: their rows by the uid of each claim."""
+        ids = sorted({row.group_id for rows in found.values() for row in rows})
+        damaged: Sequence[int] = ()
+        try:
+            groups: Iterable[StoredGroup] = await self.get(ids)
+        except (CorruptPayloadError, PayloadGoneError) as error:
+            groups, damaged = error.batch or (), error.group_ids
+        except UnknownGroupError as error:
+            groups = error.batch or ()  # the others were deleted since
+        read = {group.id: group for group in groups}
+        made = []
+        for uid, rows in found.items():
+            if group := read.get(rows[0].group_id):
+                turns: dict[int, tuple[Turn, ...]] = {row.position: () for row in rows}
+                made.append(Claim(self, uid, ttl, group, turns, missing))
+            elif rows[0].group_id in damaged:
+                await self._release_claim(uid, "the group is damaged", attempts=1, is_last=True)
         return made
 
     async def _decoded_turns(
@@ -550,13 +585,15 @@ class Claiming(Putting, Drawing):
 
         return self._write(work, announces=False)
 
-    async def _release_claim(self, claim_uid: str, reason: str | None, *, attempts: int) -> None:
+    async def _release_claim(
+        self, claim_uid: str, reason: str | None, *, attempts: int, is_last: bool = False
+    ) -> None:
         def work(scope: Scope, session: Session) -> None:
             names = claims.task_names(session, self.id, claim_uid)
             if not names:
                 raise ClaimExpiredError(claim_uid)
             with tasks_locked(session, scope, names) as buffer:
-                claims.release(buffer, claim_uid, reason, attempts=attempts)
+                claims.release(buffer, claim_uid, reason, attempts=attempts, is_last=is_last)
 
         await self._write(work)
 

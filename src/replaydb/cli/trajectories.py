@@ -31,7 +31,7 @@ def list_(
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
-    """List positions of pending groups without an episode, those of the oldest groups first."""
+    """List what pending groups lack: episodes, or values of them; the oldest groups first."""
 
     async def listed(opened: Buffer) -> list[TrajectoryInfo]:
         uids = [(await info_of(opened, name)).group_uid for name in group or ()]
@@ -42,12 +42,16 @@ def list_(
         print_json(found)
         return
     print_table(
-        ("group", "task", "position", "turns", "attempts", "claim", "owner", "expires", "unusable"),
+        (
+            *("group", "task", "position", "missing", "turns", "attempts"),
+            *("claim", "owner", "expires", "unusable"),
+        ),
         [
             (
                 one.group_uid,
                 one.task_name,
                 one.position,
+                one.missing,
                 one.num_turns,
                 one.attempts,
                 one.claim_uid,

@@ -12,6 +12,28 @@ from replaydb.errors import InvalidInputError
 
 #: Values that are numbers.
 NUMBERS = ("reward", "advantage")
+#: Prefix of the names of single values of the metadata.
+METADATA = "metadata."
+
+
+def value_name(field: str, value: object) -> str:
+    """Check for the name of a value that episodes can lack: a number, or one of the metadata.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    known = checks.name(field, value)
+    if known in NUMBERS or known.removeprefix(METADATA) not in ("", known):
+        return known
+    expected = "'reward', 'advantage' or 'metadata.NAME'"
+    raise InvalidInputError(field, expected, repr(value))
+
+
+def has_value(name: str, facts: Mapping[str, Any]) -> bool:
+    """Whether an episode, given by columns of its row, has a value."""
+    if name in NUMBERS:
+        return facts[name] is not None
+    return name.removeprefix(METADATA) in facts["metadata"]
 
 
 @dataclass(frozen=True)

@@ -292,25 +292,27 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInfo:
-    """A position of an incremental group that has no episode.
+    """A position of a group without an episode, or whose episode lacks a value.
 
     Attributes:
         group_id: Id of the group; also its `group_uid` and its `task_name`.
         position: Position in the group, from 0.
+        missing: "episode", or the name of the value, such as "reward".
         num_turns: Number of turns that were appended.
-        attempts: Number of claims that ended without an episode and not on purpose.
+        attempts: Number of claims that ended without what is missing and not on purpose.
         claim_uid: Uid of the claim that has it; None: it is not claimed.
         claimed_by: Owner of the claim.
         claimed_at: When it was claimed.
         expires_at: When the claim expires unless it is extended. If this has passed, the next claim
             or put of the task ends it.
-        unusable_reason: Why it gets no episode; None: it is open.
+        unusable_reason: Why it stays missing; None: it is open.
     """
 
     group_id: int
     group_uid: str
     task_name: str
     position: int
+    missing: str
     num_turns: int
     attempts: int
     claim_uid: str | None

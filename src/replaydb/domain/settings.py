@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
 from replaydb.domain import checks
+from replaydb.domain.annotations import value_name
 from replaydb.errors import ClientTooOldError, InvalidInputError, InvalidSettingsError
 
 T = TypeVar("T")
@@ -145,6 +146,7 @@ OnEvict = Literal["archive", "delete"]
 OnAck = Literal["archive", "return"]
 ExpireBy = Literal["oldest_token", "newest_token"]
 ArchivedPayload = Literal["keep", "drop"]
+OnMissing = Literal["fail", "complete"]
 
 
 @_checks_names
@@ -171,7 +173,8 @@ class BufferSettings:
         time_to_live: Seconds after `put` or `open_group` when a group is evicted, unless it is
             leased or pending.
         max_times_sampled: Number of draws after which a group is archived, at the draw or the ack.
-        max_attempts: Number of leases without an ack after which a group becomes `failed`.
+        max_attempts: Number of leases without an ack after which a group becomes `failed`, and of
+            claims that end without their result.
         on_ack: What happens to an acked group: "archive" it, or "return" it to be drawn again.
         archived_payload: Whether to "keep" or "drop" the payloads of groups archived by an ack or
             by `max_times_sampled`.
@@ -181,6 +184,14 @@ class BufferSettings:
         record_draws: Whether to record which groups every draw took.
         keep_draws: Retention of recorded draws: older ones are deleted, unless one of their groups
             is still leased. None: keep all.
+        requires: Values that all episodes of a group need before it can be drawn: "reward",
+            "advantage" or "metadata.NAME". A group without them waits, `pending`, until
+            `Buffer.annotate` has added them. One name or several for all tasks, or a mapping by
+            task.
+        requires_timeout: Seconds that a group waits for these values, from when it has all its
+            episodes. None: until the deadline of the group, if it has one.
+        on_missing: What happens to a group whose values have not come in time, or cannot be added
+            after `max_attempts` claims: "fail", or "complete" it without them.
         indexed_tags: Names of tags to index, so that filters that match few groups need not read
             all groups (`docs/filters.md`). Each index makes a put slightly slower.
 
@@ -207,6 +218,9 @@ class BufferSettings:
     rate_limit: RateLimit | None = None
     record_draws: bool = True
     keep_draws: Keep | None = None
+    requires: str | Collection[str] | Mapping[str, str | Collection[str]] = ()
+    requires_timeout: float | None = None
+    on_missing: OnMissing = "fail"
     indexed_tags: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -240,6 +254,12 @@ class BufferSettings:
         if isinstance(self.max_staleness, Mapping):
             return self.max_staleness.get(task_name)
         return self.max_staleness
+
+    def requires_of(self, task_name: str) -> tuple[str, ...]:
+        """Return the values that episodes of a task need."""
+        if isinstance(self.requires, Mapping):
+            return tuple(self.requires.get(task_name, ()))
+        return tuple(self.requires)
 
     def capacity_of(self, task_name: str) -> Capacity | None:
         """Return the capacity of a task, or None."""
@@ -292,6 +312,12 @@ class BufferSettings:
         """Return the settings as JSON for the `buffer` table."""
         stored = asdict(self)
         stored["indexed_tags"] = list(self.indexed_tags)
+        own = self.requires
+        stored["requires"] = (
+            {task_name: list(names) for task_name, names in own.items()}
+            if isinstance(own, Mapping)
+            else list(own)
+        )
         if self.rate_limit is not None:
             stored["rate_limit"]["kind"] = type(self.rate_limit).__name__
         return stored
@@ -336,6 +362,9 @@ class SettingsChanges(TypedDict, total=False):
     rate_limit: RateLimit | None
     record_draws: bool
     keep_draws: Keep | None
+    requires: str | Collection[str] | Mapping[str, str | Collection[str]]
+    requires_timeout: float | None
+    on_missing: OnMissing
     indexed_tags: Collection[str]
 
 
@@ -447,6 +476,17 @@ def _tag_names(field: str, value: Any) -> tuple[str, ...]:
     return tuple(sorted({checks.name(field, each) for each in several}))
 
 
+def _values(field: str, value: Any) -> tuple[str, ...]:
+    """Return one or several names of values as a sorted tuple without duplicates."""
+    several = (value,) if isinstance(value, str) else checks.items(field, "names of values", value)
+    return tuple(sorted({value_name(field, each) for each in several}))
+
+
+def _requires(field: str, value: Any) -> Any:
+    """Return names of values for all tasks, or a mapping of them by task."""
+    return () if value is None else _per_task(_values)(field, value)
+
+
 _SIZE: Rule = partial(checks.whole_number, least=1)
 _COUNT: Rule = partial(checks.whole_number, most=2**62 - 1)
 
@@ -470,5 +510,8 @@ _RULES: dict[str, Rule] = {
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
     "record_draws": checks.flag,
     "keep_draws": _or_none(_a(Keep)),
+    "requires": _requires,
+    "requires_timeout": _or_none(checks.duration),
+    "on_missing": _one_of(OnMissing),
     "indexed_tags": _tag_names,
 }

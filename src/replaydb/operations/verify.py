@@ -15,6 +15,7 @@ from replaydb.buffer.store import Store
 from replaydb.database.repository import aging, packs, recount, row_differences, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.row_differences import Values
+from replaydb.database.repository.trajectories import EPISODE
 from replaydb.database.runtime.session import Session
 from replaydb.database.runtime.transactions import BULK_SECONDS, allowance, end_in
 from replaydb.database.statements.table_ranges import columns
@@ -553,17 +554,19 @@ def select_groups_of_stray_texts(most: int) -> Select[int]:
 def select_groups_of_wrong_trajectories(most: int) -> Select[int]:
     """Select groups with a position that is neither an episode nor a trajectory, or both.
 
-    In addition, groups that are not pending and have an open trajectory.
+    In addition, groups that are not pending and lack something that is still waited for, pending
+    groups that wait for nothing, and groups with values of episodes that do not exist.
     """
     mine = trajectory.c.group_id == group.id
-    number = select(func.count()).select_from(trajectory).where(mine).scalar_subquery()
+    is_of_episode = trajectory.c.missing == EPISODE
+    number = select(func.count()).where(mine, is_of_episode).scalar_subquery()
     is_pending = group.group_status == GroupStatus.PENDING.value
-    is_both = exists().where(
-        mine,
+    has_episode = exists().where(
         episode.c.group_id == trajectory.c.group_id,
         episode.c.position == trajectory.c.position,
     )
     is_open = exists().where(mine, trajectory.c.unusable_reason.is_(None))
     wrong = is_pending & (group.num_episodes + number != group.expected_episodes)
-    wrong |= is_both | (~is_pending & is_open)
+    wrong |= exists().where(mine, is_of_episode == has_episode)
+    wrong |= is_pending != is_open
     return select(group.id).where(wrong).order_by(group.id).limit(most)

@@ -20,13 +20,15 @@ OTHERS = [pytest.param(first, marks=pytest.mark.nightly) for first in range(1, S
 @pytest.mark.parametrize("first", [*OTHERS, STEP])
 async def test_all_values_are_added_or_none(url: str, first: int) -> None:
     async with Store.open(url) as store:
-        buffer = await store.buffer("math")
+        buffer = await store.buffer("math", requires={"waiting": "reward"})
         was_killed, at = True, first
         while was_killed:
             uids = [f"a{at}", f"b{at}"]
             several = [EpisodeGroup("t", [episode(None)] * 2, group_uid=uid) for uid in uids]
-            await buffer.put(several)
-            await buffer.sample(2)
+            waits = EpisodeGroup("waiting", [episode(None)], group_uid=f"c{at}")
+            await buffer.put([*several, waits])
+            await buffer.sample(2, tasks="t")
+            uids.append(waits.group_uid)
             new = [Annotation(uid, 0, reward=float(at), metadata={"at": at}) for uid in uids]
             known = await number_of(url, schema.annotation)
             with workers(Worker(child_processes.die_annotating, url, new, at)) as (worker,):
@@ -35,6 +37,8 @@ async def test_all_values_are_added_or_none(url: str, first: int) -> None:
             assert added in (0, 2 * len(new))
             rewards = {one.episodes[0].reward for one in await buffer.get(uids=uids)}
             assert rewards == ({float(at)} if added else {None})
+            [info] = await buffer.find(uids=waits.group_uid)
+            assert info.status == ("completed" if added else "pending")
             await buffer.annotate(new)  # what is there already is not added again
             assert await number_of(url, schema.annotation) - known == 2 * len(new)
             at += STEP

@@ -565,7 +565,7 @@ async def test_claims_that_never_reached_their_caller(
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Buffer, "_first", lambda self, work, _: cancelled(self, work, None))
+        patch.setattr(Buffer, "_first", lambda self, work, *_: cancelled(self, work, None))
         with pytest.raises(asyncio.CancelledError):
             await buffer.claim(2, ttl=36_000)
     infos = await buffer.trajectories()

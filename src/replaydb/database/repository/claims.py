@@ -1,4 +1,7 @@
-"""Claims: trajectories that one process continues until it ends them, or the claim expires."""
+"""Claims: trajectories that one process continues until it ends them, or the claim expires.
+
+The same for episodes that lack a value.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, Update, select, update
 
 from replaydb.database.repository import incremental_groups, trajectories
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.trajectories import EPISODE
 from replaydb.database.runtime import revisions
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.runtime.session import Session
@@ -31,12 +35,14 @@ class ClaimTerms(NamedTuple):
         ttl: Seconds until it expires.
         whole_groups: Whether a claim is made of all open trajectories of a group.
         where: Condition that groups must meet.
+        missing: What is claimed: the name of a value that episodes lack, or `EPISODE`.
     """
 
     owner: str
     ttl: float
     whole_groups: bool = False
     where: ColumnElement[bool] | None = None
+    missing: str = EPISODE
 
 
 def claim(buffer: LockedBuffer, terms: ClaimTerms, uids: Sequence[str]) -> dict[str, list[Any]]:
@@ -59,14 +65,16 @@ def claim(buffer: LockedBuffer, terms: ClaimTerms, uids: Sequence[str]) -> dict[
     for uid, mine in claims.items():
         positions = [row.position for row in mine]
         values = uid, terms.owner, buffer.now, buffer.now + timedelta(seconds=terms.ttl)
-        buffer.session.postpone(claim_trajectories(mine[0].group_id, positions, *values))
+        group_id = mine[0].group_id
+        buffer.session.postpone(claim_trajectories(group_id, positions, terms.missing, *values))
     return claims
 
 
-def may_claim(session: Session, buffer_id: int) -> bool:
-    """Whether a trajectory of a buffer may be free. A read without locks."""
+def may_claim(session: Session, buffer_id: int, missing: str) -> bool:
+    """Whether something that is missing in a buffer may be free. A read without locks."""
     is_free = _this.claim_uid.is_(None) | (_this.expires_at <= session.now())
-    mine = (_this.buffer_id == buffer_id, _this.unusable_reason.is_(None), is_free)
+    is_free &= (_this.missing == missing) & _this.unusable_reason.is_(None)
+    mine = (_this.buffer_id == buffer_id, is_free)
     [(found,)] = session.run(select(select(_this.group_id).where(*mine).exists()))
     return bool(found)
 
@@ -85,8 +93,15 @@ def extend(session: Session, claim_uid: str, ttl: float) -> None:
     revisions.check_usable(rows[0].min_client)
 
 
-def release(buffer: LockedBuffer, claim_uid: str, reason: str | None, *, attempts: int) -> None:
-    """End a claim of trajectories of locked tasks. Its trajectories can be claimed again.
+def release(
+    buffer: LockedBuffer,
+    claim_uid: str,
+    reason: str | None,
+    *,
+    attempts: int,
+    is_last: bool = False,
+) -> None:
+    """End a claim of trajectories of locked tasks. They can be claimed again, unless `is_last`.
 
     Raises:
         ClaimExpiredError: It has ended.
@@ -94,7 +109,7 @@ def release(buffer: LockedBuffer, claim_uid: str, reason: str | None, *, attempt
     rows = buffer.session.run(select_claimed(buffer.id, claim_uid))
     if not rows or any(row.expires_at <= buffer.now for row in rows):
         raise ClaimExpiredError(claim_uid)
-    _end(buffer, rows, reason or "released", attempts)
+    _end(buffer, rows, reason or "released", attempts, is_last=is_last)
 
 
 def reap(buffer: LockedBuffer, most: int) -> bool:
@@ -113,20 +128,31 @@ def reap(buffer: LockedBuffer, most: int) -> bool:
     return len(rows) < most
 
 
-def _end(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int) -> None:
+def _end(
+    buffer: LockedBuffer,
+    rows: Sequence[Any],
+    reason: str,
+    attempts: int,
+    *,
+    is_last: bool = False,
+) -> None:
     """End the claims of trajectories, given by their rows, and count attempts."""
     limit = buffer.settings.max_attempts
     closed: set[int] = set()
+    begin: set[int] = set()
     for row in rows:
         tried = row.attempts + attempts
-        is_last = attempts > 0 and limit is not None and tried >= limit
-        why = f"{reason} (attempt {tried} of {limit})" if is_last else None
-        buffer.session.postpone(release_trajectory(row.group_id, row.position, tried, why))
-        if is_last:
+        why = reason if is_last else None
+        if attempts > 0 and limit is not None and tried >= limit:
+            why = f"{reason} (attempt {tried} of {limit})"
+        where = row.group_id, row.position, row.missing
+        buffer.session.postpone(release_trajectory(*where, tried, why))
+        if why is not None:
             closed.add(row.group_id)
-            text = f"group {row.group_id}: position {row.position} is unusable: {why}"
+            begin |= {row.group_id} if row.missing == EPISODE else set()
+            text = f"group {row.group_id}: position {row.position} gets no {row.missing}: {why}"
             buffer.report(logging.WARNING, text)
-    incremental_groups.close_decided(buffer, closed)
+    incremental_groups.settle_all(buffer, closed, begin=begin)
 
 
 def task_names(session: Session, buffer_id: int, claim_uid: str) -> set[str]:
@@ -137,6 +163,7 @@ def task_names(session: Session, buffer_id: int, claim_uid: str) -> set[str]:
 def _select_free(buffer: LockedBuffer, terms: ClaimTerms, most: int) -> Select[Any]:
     """Select the trajectories for up to `most` claims."""
     is_free = _this.unusable_reason.is_(None) & _this.claim_uid.is_(None)
+    is_free &= _this.missing == terms.missing
     eligible = (
         (group.buffer_id == buffer.id)
         & (group.group_status == GroupStatus.PENDING.value)
@@ -155,7 +182,9 @@ def _select_free(buffer: LockedBuffer, terms: ClaimTerms, most: int) -> Select[A
         return statement.limit(most)
     other = trajectory.alias()
     is_claimed = select(other.c.position).where(
-        other.c.group_id == group.id, other.c.claim_uid.is_not(None)
+        other.c.group_id == group.id,
+        other.c.missing == terms.missing,
+        other.c.claim_uid.is_not(None),
     )
     some = (
         select(_this.group_id)
@@ -170,12 +199,12 @@ def _select_free(buffer: LockedBuffer, terms: ClaimTerms, most: int) -> Select[A
 
 @prepared
 def claim_trajectories(
-    of_group: Any, positions: Any, uid: Any, owner: Any, now: Any, end: Any
+    of_group: Any, positions: Any, what: Any, uid: Any, owner: Any, now: Any, end: Any
 ) -> Update:
-    """Claim trajectories of a group."""
+    """Claim what is missing at some positions of a group."""
     return (
         update(trajectory)
-        .where(_this.group_id == of_group, among(_this.position, positions))
+        .where(_this.group_id == of_group, among(_this.position, positions), _this.missing == what)
         .values(claim_uid=uid, claimed_by=owner, claimed_at=now, expires_at=end)
     )
 
@@ -189,11 +218,11 @@ def extend_claim(uid: Any, now: Any, end: Any) -> Any:
 
 
 @prepared
-def release_trajectory(of_group: Any, at: Any, tried: Any, reason: Any) -> Update:
-    """End the claim of a trajectory. With a reason, it is unusable."""
+def release_trajectory(of_group: Any, at: Any, what: Any, tried: Any, reason: Any) -> Update:
+    """End the claim of what is missing at a position. With a reason, it stays missing."""
     return (
         update(trajectory)
-        .where(_this.group_id == of_group, _this.position == at)
+        .where(_this.group_id == of_group, _this.position == at, _this.missing == what)
         .values(attempts=tried, unusable_reason=reason, **trajectories.NO_CLAIM)
     )
 

@@ -11,12 +11,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from sqlalchemy import ColumnElement, Select, func, select
 
-from replaydb.database.repository import capacity, groups, packs, trajectories, transitions
+from replaydb.database.repository import (
+    capacity,
+    groups,
+    missing_values,
+    packs,
+    trajectories,
+    transitions,
+)
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
-from replaydb.database.runtime.prepared import prepared
+from replaydb.database.runtime.prepared import Write, prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
 from replaydb.database.statements.episode_group import SCALARS, select_known_uids, update_each_group
@@ -25,7 +32,15 @@ from replaydb.database.statements.payload import select_episodes
 from replaydb.database.statements.selections import TOO_STALE
 from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import EpisodeRecord, PayloadRecord, reward_facts
-from replaydb.database.tables.schema import CONTEXT_PART, episode, group, payload, transcript, turn
+from replaydb.database.tables.schema import (
+    CONTEXT_PART,
+    episode,
+    group,
+    payload,
+    trajectory,
+    transcript,
+    turn,
+)
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.database.tables.turn_records import part_of
 from replaydb.domain.episodes import GroupStatus
@@ -73,6 +88,14 @@ class Addition:
             return {}
         uids = (row["turn_uid"] for row in self.record.turns)
         return {uid: i for i, uid in enumerate(uids) if uid is not None}
+
+
+class _Missing(NamedTuple):
+    """A new row of `trajectory`: a value that an episode lacks."""
+
+    group_id: int
+    missing: str
+    unusable_reason: None = None
 
 
 class _Added(NamedTuple):
@@ -148,8 +171,11 @@ def add(
     episodes = [(row, addition.record) for row, addition in added if addition.record is not None]
     _insert(buffer.session, found, episodes)
     _summarise(buffer, found, episodes)
-    decided = {one.group_id for one in added} - places.undecided()
-    closed = _close(buffer, {group_id: {} for group_id in decided})
+    changed = {one.group_id for one in added}
+    left = places.left(changed)
+    for missing in _insert_missing(buffer, found, episodes):
+        left[missing.group_id].append(missing)
+    closed = settle(buffer, left, begin=changed)
     return [
         closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
         for addition, outcome in zip(additions, outcomes, strict=True)
@@ -164,26 +190,23 @@ def close_overdue(buffer: LockedBuffer, most: int) -> bool:
     """
     late = select_past_deadline(buffer.id, buffer.task_states, buffer.now, most)
     rows = buffer.session.run(late)
-    changes = {
-        row.id: {
-            "status_reason": f"{row.expected_episodes - row.num_episodes} of "
-            f"{row.expected_episodes} episodes missing at the deadline"
-        }
-        for row in rows
-    }
-    closed = _close(buffer, changes)
-    for group_id, values in sorted(changes.items()):
-        status = closed[group_id]
-        level = logging.WARNING if status is GroupStatus.FAILED else logging.INFO
-        buffer.report(level, f"group {group_id} is {status.value}: {values['status_reason']}")
+    settle_all(buffer, [row.id for row in rows], is_overdue=True)
     return len(rows) < most
 
 
-def close_decided(buffer: LockedBuffer, ids: Collection[int]) -> None:
-    """Complete or fail those of some pending groups that have no open trajectory."""
-    rows = buffer.session.run(trajectories.select_trajectories(sorted(ids)))
-    still = {row.group_id for row in rows if row.unusable_reason is None}
-    _close(buffer, {group_id: {} for group_id in sorted(set(ids) - still)})
+def settle_all(
+    buffer: LockedBuffer,
+    ids: Collection[int],
+    *,
+    begin: Collection[int] = (),
+    is_overdue: bool = False,
+) -> None:
+    """As `settle`, for pending groups by id."""
+    left: dict[int, list[Any]] = {group_id: [] for group_id in sorted(ids)}
+    if left:
+        for row in buffer.session.run(trajectories.select_trajectories(sorted(left))):
+            left[row.group_id].append(row)
+    settle(buffer, left, begin=begin, is_overdue=is_overdue)
 
 
 class _Places:
@@ -194,8 +217,12 @@ class _Places:
     ) -> None:
         self._buffer = buffer
         self._free: dict[int, dict[int, Any]] = {group_id: {} for group_id in ids}
+        self._missing: dict[int, list[Any]] = {group_id: [] for group_id in ids}
         for row in buffer.session.run(trajectories.select_trajectories(ids)):
-            self._free[row.group_id][row.position] = row
+            if row.missing == trajectories.EPISODE:
+                self._free[row.group_id][row.position] = row
+            else:
+                self._missing[row.group_id].append(row)
         self._taken: set[tuple[int, int]] = set()
         names = {uid for one in additions for uid in one.turn_uids}
         self._uids: dict[tuple[str, str], int] = {}
@@ -206,13 +233,9 @@ class _Places:
                 (row.group_uid, row.turn_uid): row.position for row in buffer.session.run(known)
             }
 
-    def undecided(self) -> set[int]:
-        """Return the groups in which a trajectory is open."""
-        return {
-            group_id
-            for group_id, rows in self._free.items()
-            if any(row.unusable_reason is None for row in rows.values())
-        }
+    def left(self, ids: Collection[int]) -> dict[int, list[Any]]:
+        """Return the rows of `trajectory` that are left, of groups by id."""
+        return {i: [*self._free[i].values(), *self._missing[i]] for i in sorted(ids)}
 
     def take(self, addition: Addition, group: Any) -> Any:
         """Return the row of the trajectory that an addition to a group ends.
@@ -374,39 +397,122 @@ def _summarise(
     buffer.session.run_many(update_each_group(), changes)
 
 
-def _close(
-    buffer: LockedBuffer, changes: Mapping[int, Mapping[str, Any]]
+def _insert_missing(
+    buffer: LockedBuffer,
+    found: Mapping[int, Any],
+    episodes: Sequence[tuple[Any, EpisodeRecord]],
+) -> list[_Missing]:
+    """Insert which required values new episodes lack."""
+    rows = [
+        one
+        for row, record in episodes
+        for one in missing_values.rows_of(
+            buffer,
+            found[row.group_id].task_name,
+            row.group_id,
+            [{"position": row.position, **record.facts}],
+        )
+    ]
+    buffer.session.postpone(Write(insert_into(trajectory), rows))
+    return [_Missing(row["group_id"], row["missing"]) for row in rows]
+
+
+def settle(
+    buffer: LockedBuffer,
+    left: Mapping[int, Sequence[Any]],
+    *,
+    scalars: Mapping[int, Any] | None = None,
+    changes: Mapping[int, Mapping[str, Any]] | None = None,
+    begin: Collection[int] = (),
+    is_overdue: bool = False,
 ) -> dict[int, GroupStatus]:
-    """Make groups samplable, expire those that are too stale, or fail those with few episodes.
+    """Decide what becomes of pending groups without open trajectories.
+
+    They become samplable, expire if they are too stale, fail if they have few episodes, or wait for
+    values of their episodes.
 
     Args:
         buffer: The buffer.
+        left: What is missing in each group: its rows of `trajectory`, by its id.
+        scalars: Scalars of the groups by id; None: they are read.
         changes: Other values to set, by id of the group.
+        begin: Ids of groups that begin to wait if they do.
+        is_overdue: Whether they do not wait, because their deadline has passed.
 
     Returns:
-        Their statuses by id.
+        Their statuses by id. Groups with open trajectories are omitted.
     """
-    if not changes:
-        return {}
+    ids = [one for one, rows in left.items() if is_overdue or not any(map(_is_open, rows))]
     into: dict[GroupStatus, list[Change]] = {}
-    for row in groups.scalars(buffer.session, buffer.id, sorted(changes)):
-        needed = row.expected_episodes if row.min_episodes is None else row.min_episodes
-        if row.num_episodes < needed:
-            few = f"{row.num_episodes} of {row.expected_episodes} episodes are usable"
-            status, values = GroupStatus.FAILED, {"status_reason": few, **changes[row.id]}
-        else:
-            status, values = GroupStatus.COMPLETED, {"status_reason": None, **changes[row.id]}
+    if scalars is None:
+        rows = groups.scalars(buffer.session, buffer.id, sorted(ids)) if ids else ()
+        scalars = {row.id: row for row in rows}
+    for row in (scalars[one] for one in sorted(ids)):
+        status, reason = _decide(buffer, row, left[row.id], is_overdue=is_overdue)
+        values = {**(changes or {}).get(row.id, {}), "status_reason": reason}
+        if status is GroupStatus.PENDING and row.id in begin:
+            values |= missing_values.limits(buffer)
+        if status is GroupStatus.COMPLETED:
             if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
-                status, values = GroupStatus.EXPIRED, {**values, "status_reason": TOO_STALE}
+                status, values = GroupStatus.EXPIRED, values | {"status_reason": TOO_STALE}
             else:
                 values["completed_at"] = buffer.now
+        if is_overdue:
+            level = logging.WARNING if status is GroupStatus.FAILED else logging.INFO
+            buffer.report(level, f"group {row.id} is {status.value}: {values['status_reason']}")
         into.setdefault(status, []).append((row, values))
+    are_closed = all(one.unusable_reason is not None for i in ids for one in left[i])
     for status, some in into.items():
         if status is GroupStatus.COMPLETED:
-            transitions.reopen(buffer, some)
+            transitions.reopen(buffer, some, are_closed=are_closed)
+        elif status is GroupStatus.PENDING:
+            _wait(buffer.session, some)
         else:
-            transitions.move(buffer, some, status)
+            transitions.move(buffer, some, status, are_closed=are_closed)
     return {row.id: status for status, some in into.items() for row, _ in some}
+
+
+def _wait(session: Session, changes: Sequence[Change]) -> None:
+    """Record what pending groups wait for. Those that begin to can get a deadline."""
+    rows = [{"group_id": row.id, **values} for row, values in changes]
+    for begin in (True, False):
+        alike = [one for one in rows if ("deadline" in one) is begin]
+        session.postpone(Write(update_each_group(), alike))
+
+
+def _is_open(row: Any) -> bool:
+    """Whether a trajectory is open, given by its row; not if the row is of another value."""
+    return row.missing == trajectories.EPISODE and row.unusable_reason is None
+
+
+def _decide(
+    buffer: LockedBuffer, row: Any, left: Sequence[Any], *, is_overdue: bool
+) -> tuple[GroupStatus, str | None]:
+    """Return the status of a group without open trajectories, and the reason of it.
+
+    Args:
+        buffer: The buffer.
+        row: Scalars of the group.
+        left: What is missing in it.
+        is_overdue: Whether its deadline has passed.
+    """
+    expected = row.expected_episodes or row.num_episodes
+    needed = expected if row.min_episodes is None else row.min_episodes
+    few = None
+    if is_overdue and row.num_episodes < expected:
+        few = f"{expected - row.num_episodes} of {expected} episodes missing at the deadline"
+    if row.num_episodes < needed:
+        return GroupStatus.FAILED, few or f"{row.num_episodes} of {expected} episodes are usable"
+    lacking = [one for one in left if one.missing != trajectories.EPISODE]
+    if not lacking:
+        return GroupStatus.COMPLETED, few
+    text = missing_values.described([one.missing for one in lacking], row.num_episodes)
+    if not is_overdue and any(one.unusable_reason is None for one in lacking):
+        return GroupStatus.PENDING, f"waits for {text}"
+    why = [one.unusable_reason for one in lacking if one.unusable_reason is not None]
+    is_failed = buffer.settings.on_missing == "fail"
+    status = GroupStatus.FAILED if is_failed else GroupStatus.COMPLETED
+    return status, f"no {text}: {why[0] if why else 'the deadline has passed'}"
 
 
 def facts_of(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:

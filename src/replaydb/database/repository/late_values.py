@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import (
@@ -20,9 +20,10 @@ from sqlalchemy import (
 
 from replaydb import codec
 from replaydb.batch.stored import StoredGroup
-from replaydb.database.repository import transitions
+from replaydb.database.repository import incremental_groups, missing_values, transitions
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import groups_locked
+from replaydb.database.repository.trajectories import EPISODE
 from replaydb.database.runtime.prepared import Bound, Write, prepared
 from replaydb.database.runtime.protocol import LostRaceError
 from replaydb.database.runtime.session import Session
@@ -41,11 +42,12 @@ from replaydb.database.tables.schema import (
     payload,
     turn,
 )
-from replaydb.domain.annotations import NUMBERS, Annotation
+from replaydb.domain.annotations import NUMBERS, Annotation, has_value
 from replaydb.domain.episodes import GroupStatus, Turn
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.domain.results import etag_of
 from replaydb.errors import (
+    ClaimExpiredError,
     ContentChangedError,
     CorruptPayloadError,
     InvalidInputError,
@@ -66,12 +68,14 @@ class Annotating:
         if_match: For some groups, by uid, the etag that they must have.
         author: Who made the values.
         policy_version: Policy version of the model that made them.
+        claim_uid: The claim of the caller; None: it has none.
     """
 
     annotations: Sequence[Annotation]
     if_match: Mapping[str, str]
     author: str | None
     policy_version: int | None
+    claim_uid: str | None = None
 
 
 @dataclass(slots=True)
@@ -107,11 +111,20 @@ class _Target:
         return found | ({"metadata": self.row.metadata | self.metadata} if with_metadata else {})
 
 
-def annotate(scope: Scope, session: Session, call: Annotating) -> dict[str, str]:
-    """Set values of episodes and turns, all of them or none.
+class Annotated(NamedTuple):
+    """The outcome of a call.
 
-    Returns:
-        The etags of the groups afterwards, by uid.
+    Attributes:
+        etags: The etags of the groups afterwards, by uid.
+        completed: Uids of the incremental groups that waited for the last of these values.
+    """
+
+    etags: dict[str, str]
+    completed: list[str]
+
+
+def annotate(scope: Scope, session: Session, call: Annotating) -> Annotated:
+    """Set values of episodes and turns, all of them or none.
 
     Raises:
         UnknownGroupError: A group does not exist.
@@ -119,6 +132,7 @@ def annotate(scope: Scope, session: Session, call: Annotating) -> dict[str, str]
         ContentChangedError: A group has another etag than it must have.
         InvalidInputError: There is no episode at a position, or a turn gets a reward and its
             episode has none.
+        ClaimExpiredError: The claim of the caller has ended.
         CorruptPayloadError: Values that are stored cannot be read.
         LostRaceError: Some groups were deleted or replaced before their tasks were locked.
     """
@@ -128,10 +142,11 @@ def annotate(scope: Scope, session: Session, call: Annotating) -> dict[str, str]
         select_annotated(*of),
         select_episode_values(*of),
         select_late_parts(*of),
+        missing_values.select_missing(*of),
         *_select_turns(call.annotations, *of),
     ]
     with groups_locked(session, scope, uids, reads=reads) as buffer:
-        rows, episodes, parts, *turns = [session.run(read) for read in reads]
+        rows, episodes, parts, missing, *turns = [session.run(read) for read in reads]
         found = {row.group_uid: row for row in rows}
         if unknown := [uid for uid in uids if uid not in found]:
             raise UnknownGroupError(unknown)
@@ -140,10 +155,19 @@ def annotate(scope: Scope, session: Session, call: Annotating) -> dict[str, str]
         changed = [uid for uid, etag in call.if_match.items() if _etag(found[uid]) != etag]
         if changed:
             raise ContentChangedError(changed)
-        work = _Work(buffer, rows, episodes, parts)
+        work = _Work(buffer, rows, episodes, parts, missing)
         work.set(call, {uid: row.id for uid, row in found.items()}, chain.from_iterable(turns))
         work.write(call)
-        return {uid: work.etag(row.id) for uid, row in found.items()}
+        statuses = work.settle()
+        return Annotated(
+            {uid: work.etag(row.id) for uid, row in found.items()},
+            [
+                uid
+                for uid, row in found.items()
+                if row.expected_episodes is not None
+                and statuses.get(row.id) is GroupStatus.COMPLETED
+            ],
+        )
 
 
 def _select_turns(
@@ -168,7 +192,9 @@ class _Work:
         rows: Sequence[Any],
         episodes: Sequence[Any],
         parts: Sequence[Any],
+        missing: Sequence[Any],
     ) -> None:
+        self._missing = missing
         self._buffer = buffer
         self._facts = {row.id: row for row in rows}
         self._episodes: dict[int, dict[int, Any]] = {row.id: {} for row in rows}
@@ -179,6 +205,7 @@ class _Work:
         # By group, and by position and number of the turn.
         self._targets: dict[int, dict[tuple[int, int], _Target]] = {}
         self._changed_ids: list[int] = []
+        self._group_changes: dict[int, dict[str, Any]] = {}
 
     def etag(self, group_id: int) -> str:
         """Return the etag of a group afterwards."""
@@ -196,6 +223,7 @@ class _Work:
             UnknownTurnError: A turn does not exist.
             InvalidInputError: There is no episode at a position, or a turn gets a reward and its
                 episode has none.
+            ClaimExpiredError: The claim of the caller has ended.
             CorruptPayloadError: Metadata that is stored cannot be read.
         """
         known: dict[tuple[int, int, Any], Any] = {}
@@ -206,6 +234,8 @@ class _Work:
         for i, one in enumerate(call.annotations):
             group_id, number = ids[one.group_uid], OF_EPISODE
             row = self._episodes[group_id].get(one.position)
+            if call.claim_uid is not None:
+                self._check_claim(call.claim_uid, group_id, one.position)
             if row is None:
                 expected = f"that of an episode of group {one.group_uid!r}"
                 raise InvalidInputError(f"annotations[{i}].position", expected, one.position)
@@ -238,7 +268,7 @@ class _Work:
             self._buffer.session.run(transitions.keep_annotated(drawn))
         every = [target for mine in self._targets.values() for target in mine.values()]
         with_metadata = any(target.metadata for target in every)
-        episodes, turns, history, new_parts, parts, groups = [], [], [], [], [], []
+        episodes, turns, history, new_parts, parts = [], [], [], [], []
         for group_id in self._changed_ids:
             for (position, number), target in self._targets[group_id].items():
                 row = {"of_group": group_id, "at": position}
@@ -254,15 +284,64 @@ class _Work:
                 parts.append({"of_group": group_id, **replaced})
             elif part is not None:
                 new_parts.append(part)
-            groups.append(self._group(group_id, part))
+            self._group_changes[group_id] = self._group(group_id, part)
         self._buffer.session.postpone(
             Write(update_each_episode, episodes),
             Write(update_each_turn, turns),
             Write(insert_into(annotation), history),
             Write(insert_into(payload), new_parts),
             Write(update_each_late_part, parts),
-            Write(update_each_group(), groups),
         )
+
+    def settle(self) -> dict[int, GroupStatus]:
+        """Write the columns of groups, and complete those that have all required values now.
+
+        Returns:
+            The statuses of the groups that have all their episodes, by id.
+        """
+        given = [row for row in self._missing if self._has(row)]
+        ids = sorted({row.group_id for row in given})
+        left: dict[int, list[Any]] = {
+            one: [] for one in ids if self._facts[one].group_status == GroupStatus.PENDING
+        }
+        for row in self._missing:
+            if row.group_id in left and row not in given:
+                left[row.group_id].append(row)
+        if given:
+            keys = [missing_values.key_of(row) for row in given]
+            self._buffer.session.postpone(missing_values.delete_missing(ids, keys))
+        settled = incremental_groups.settle(
+            self._buffer, left, scalars=self._facts, changes=self._group_changes
+        )
+        others = [
+            {"group_id": one, **values}
+            for one, values in self._group_changes.items()
+            if one not in settled
+        ]
+        self._buffer.session.postpone(Write(update_each_group(), others))
+        return settled
+
+    def _has(self, missing: Any) -> bool:
+        """Whether a value that was missing is there now."""
+        place = missing.position, OF_EPISODE
+        target = self._targets.get(missing.group_id, {}).get(place)
+        if target is None or missing.missing == EPISODE:
+            return False
+        return has_value(missing.missing, target.columns(with_metadata=True))
+
+    def _check_claim(self, claim_uid: str, group_id: int, position: int) -> None:
+        """Check that an episode is claimed.
+
+        Raises:
+            ClaimExpiredError: The claim has ended.
+        """
+        mine = (
+            row.expires_at > self._buffer.now
+            for row in self._missing
+            if (row.claim_uid, row.group_id, row.position) == (claim_uid, group_id, position)
+        )
+        if not any(mine):
+            raise ClaimExpiredError(claim_uid)
 
     def _history(
         self, group_id: int, position: int, number: int, target: _Target, call: Annotating
@@ -320,7 +399,6 @@ class _Work:
         rewards = [self._reward(group_id, position) for position in self._episodes[group_id]]
         known = np.array([one for one in rewards if one is not None], np.float64)
         return {
-            "group_id": group_id,
             "times_annotated": row.times_annotated + 1,
             "num_bytes": row.num_bytes + grown,
             **reward_facts(known),

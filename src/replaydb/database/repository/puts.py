@@ -9,7 +9,16 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy import Delete, Select, delete, select
 
-from replaydb.database.repository import buffers, capacity, limits, packs, tags, tasks, transitions
+from replaydb.database.repository import (
+    buffers,
+    capacity,
+    limits,
+    missing_values,
+    packs,
+    tags,
+    tasks,
+    transitions,
+)
 from replaydb.database.repository.buffers import RunRow
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
@@ -219,6 +228,7 @@ class _Storing:
         highest: The highest priority of the completed and leased groups of tasks, as far as it is
             known; negative if they have none.
         rows: Rows of `episode_group` that are not written yet; in a limited buffer there are none.
+        missing: Rows of `trajectory` of those that wait for values, by id.
     """
 
     buffer: LockedBuffer
@@ -229,6 +239,7 @@ class _Storing:
     accepted: list[GroupRecord] = field(default_factory=list)
     highest: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    missing: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def outcome_of(self, put: Put) -> list[int] | ReplayDBError:
         """Store one put, and return the ids of its groups, or why it is left out.
@@ -353,7 +364,10 @@ class _Storing:
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
                 row["uniform_key"] = task.uniform_clock + uniform
                 row["priority_key"] = task.priority_clock + prioritized
-        self.buffer.session.postpone(Write(insert_into(episode_group), rows))
+        missing = [one for row in rows for one in self.missing.pop(row["id"], ())]
+        self.buffer.session.postpone(
+            Write(insert_into(episode_group), rows), Write(insert_into(trajectory), missing)
+        )
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
@@ -472,7 +486,12 @@ class _Storing:
                     **states[record.uid],
                     "created_at": self.buffer.now,
                 }
-                row["completed_at"] = self.buffer.now if record.is_completed else None
+                waits = record.is_completed and row["group_status"] == GroupStatus.PENDING
+                if waits:
+                    self.missing[row["id"]] = self._missing(record, row["id"])
+                    row |= missing_values.limits(self.buffer)
+                is_completed = record.is_completed and not waits
+                row["completed_at"] = self.buffer.now if is_completed else None
                 archived = row["group_status"] == GroupStatus.ARCHIVED
                 row["archived_at"] = self.buffer.now if archived else None
                 if record.time_limit is not None:
@@ -505,12 +524,20 @@ class _Storing:
         too_stale = self.buffer.is_too_stale(record.task_name, staleness, span)
         if status in EXPIRING and too_stale:
             status, reason = GroupStatus.EXPIRED.value, TOO_STALE
+        elif record.is_completed and (missing := self._missing(record)):
+            names = [one["missing"] for one in missing]
+            text = missing_values.described(names, len(record.episodes))
+            status, reason = GroupStatus.PENDING.value, f"waits for {text}"
         return {
             "comparable_version": oldest,
             "staleness": staleness,
             "group_status": status,
             "status_reason": reason,
         }
+
+    def _missing(self, record: GroupRecord, group_id: int = 0) -> list[dict[str, Any]]:
+        """Return a row of `trajectory` for each required value that an episode does not have."""
+        return missing_values.rows_of(self.buffer, record.task_name, group_id, record.episodes)
 
 
 _NOT_DRAWN = (*capacity.UNSAMPLABLE, GroupStatus.ARCHIVED)

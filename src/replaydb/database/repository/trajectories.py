@@ -1,4 +1,7 @@
-"""Trajectories: positions of incremental groups without an episode, and their appended turns."""
+"""Trajectories: positions of incremental groups without an episode, and their appended turns.
+
+The table has rows for other missing values as well: see `missing_values`.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,9 @@ from replaydb.errors import (
 
 #: Columns of a trajectory that is not claimed.
 NO_CLAIM: dict[str, None] = dict.fromkeys(("claim_uid", "claimed_by", "claimed_at", "expires_at"))
+#: `trajectory.missing` of a position without an episode.
+EPISODE = "episode"
+_OF_EPISODE = trajectory.c.missing == EPISODE
 #: The highest number of the part of a turn.
 _MAX_PART = LATE_PART - 1
 
@@ -287,6 +293,7 @@ def lock_trajectories(buffer_id: Any, uids: Any, keys: Any) -> Select[Any]:
         .join_from(trajectory, episode_group, group.id == trajectory.c.group_id)
         .join(compatibility, compatibility.c.id == 1)
         .where(group.buffer_id == buffer_id, among(group.group_uid, uids), among(key, keys))
+        .where(_OF_EPISODE)
         .order_by(trajectory.c.group_id, trajectory.c.position)
         .with_for_update(of=trajectory)
     )
@@ -319,11 +326,11 @@ def select_position(buffer_id: Any, group_uid: Any, position: Any) -> Select[Any
 
 @prepared
 def select_trajectories(ids: Any) -> Select[Any]:
-    """Select the trajectories of groups, in order."""
+    """Select the trajectories of groups, and which values their episodes lack, in order."""
     return (
         select(trajectory)
         .where(among(trajectory.c.group_id, ids))
-        .order_by(trajectory.c.group_id, trajectory.c.position)
+        .order_by(trajectory.c.group_id, trajectory.c.position, trajectory.c.missing)
     )
 
 
@@ -335,7 +342,8 @@ def delete_trajectories(ids: Any, versions: Any) -> Delete:
     for column in seen:
         version = version + cast(column, Text) + "/"
     version += func.coalesce(trajectory.c.claim_uid, "")
-    return delete(trajectory).where(among(trajectory.c.group_id, ids), among(version, versions))
+    some = (among(trajectory.c.group_id, ids), among(version, versions))
+    return delete(trajectory).where(_OF_EPISODE, *some)
 
 
 @prepared
@@ -355,13 +363,13 @@ def discard_turns(of_group: Any, at: Any, uids: Any) -> Update:
 def close_trajectory(of_group: Any, at: Any, reason: Any) -> Update:
     """Record why a trajectory gets no episode, unless it is closed already."""
     this = (trajectory.c.group_id == of_group, trajectory.c.position == at)
-    is_open = trajectory.c.unusable_reason.is_(None)
+    is_open = _OF_EPISODE & trajectory.c.unusable_reason.is_(None)
     return update(trajectory).where(*this, is_open).values(unusable_reason=reason, **NO_CLAIM)
 
 
 @prepared
 def close_trajectories(ids: Any, reason: Any) -> Update:
-    """Record why the open trajectories of groups get no episodes."""
+    """Record why the open trajectories of groups get no episodes, and episodes no values."""
     is_open = trajectory.c.unusable_reason.is_(None)
     return (
         update(trajectory)
@@ -371,5 +379,7 @@ def close_trajectories(ids: Any, reason: Any) -> Update:
 
 
 update_each_trajectory = update(trajectory).where(
-    trajectory.c.group_id == bindparam("of_group"), trajectory.c.position == bindparam("at")
+    trajectory.c.group_id == bindparam("of_group"),
+    trajectory.c.position == bindparam("at"),
+    _OF_EPISODE,
 )

@@ -45,9 +45,14 @@ def move(
     buffer: LockedBuffer,
     changes: Sequence[Change],
     status: GroupStatus,
+    *,
+    are_closed: bool = False,
 ) -> None:
-    """Set a status other than completed, and end any lease on the groups."""
-    _leave(buffer, [row for row, _ in changes], status)
+    """Set a status other than completed, and end any lease on the groups.
+
+    `are_closed`: whether nothing is open in those that are pending.
+    """
+    _leave(buffer, [row for row, _ in changes], status, are_closed=are_closed)
     new = [_changed(row, status, values) for row, values in changes]
     buffer.session.postpone(Write(update_each_group(), new))
 
@@ -55,11 +60,17 @@ def move(
 def reopen(
     buffer: LockedBuffer,
     changes: Sequence[Change],
+    *,
+    are_closed: bool = False,
 ) -> None:
-    """Make groups samplable, with new keys, and end any lease on them."""
+    """Make groups samplable, with new keys, and end any lease on them.
+
+    `are_closed`: whether nothing is open in those that are pending.
+    """
     status = GroupStatus.COMPLETED
     _recount(buffer.task_states, [row for row, _ in changes], status)
-    _close_trajectories(buffer, [row for row, _ in changes], status)
+    if not are_closed:
+        _close_trajectories(buffer, [row for row, _ in changes], status)
     by_task: dict[str, list[Change]] = {}
     for change in changes:
         by_task.setdefault(change[0].task_name, []).append(change)
@@ -194,10 +205,13 @@ def _delete(buffer: LockedBuffer, sums: Sequence[Any], condition: ColumnElement[
     return int(buffer.session.run(delete_groups(condition)))
 
 
-def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
+def _leave(
+    buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus, *, are_closed: bool = False
+) -> None:
     """Count groups under a new status. Groups that stop aging get their final staleness."""
     _recount(buffer.task_states, rows, status)
-    _close_trajectories(buffer, rows, status)
+    if not are_closed:
+        _close_trajectories(buffer, rows, status)
     if status not in LIVE and any(task.is_behind for task in buffer.task_states.values()):
         ids = [row.id for row in rows if row.group_status in LIVE]
         buffer.session.run(age_groups_by_id(ids, buffer.row.policy_version))

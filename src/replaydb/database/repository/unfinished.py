@@ -59,7 +59,7 @@ def fetch_one(session: Session, buffer_id: int, group_uid: str, position: int) -
     found = fetch(session, buffer_id, [(group_id, position)])
     if all(one["of_part"] != position for one in found.payloads):
         for row in session.run(trajectories.select_trajectories([group_id])):
-            if row.position == position and row.num_turns:
+            if row.position == position and row.num_turns:  # so it has no episode
                 raise PayloadGoneError([group_id])
     return found
 
@@ -101,7 +101,7 @@ def check_open(
     rows = session.run(trajectories.select_trajectories([group_id]))
     [of_group] = session.run(trajectories.select_position(buffer_id, group_uid, position))
     for row in rows:
-        if row.position == position:
+        if row.position == position and row.missing == trajectories.EPISODE:
             status, now = of_group.group_status, session.now()
             trajectories.check_open(row, group_uid, status, claim_uid, now)
 
@@ -125,7 +125,7 @@ def listed(
     uids: Collection[str] | None,
     limit: int,
 ) -> list[TrajectoryInfo]:
-    """Return up to `limit` positions of groups without an episode."""
+    """Return up to `limit` positions of groups without an episode, or without a value of it."""
     rows = session.run(_select_listed(buffer_id, tasks, uids).limit(limit))
     return [TrajectoryInfo(**row._asdict()) for row in rows]
 
@@ -145,7 +145,7 @@ def _select_listed(
         select(*shown, group.group_uid, group.task_name)
         .join_from(trajectory, episode_group, group.id == trajectory.c.group_id)
         .where(condition)
-        .order_by(trajectory.c.group_id, trajectory.c.position)
+        .order_by(trajectory.c.group_id, trajectory.c.position, trajectory.c.missing)
     )
 
 
@@ -164,7 +164,8 @@ def select_unfinished(ids: Any, positions: Any) -> Select[Any]:
 @prepared
 def select_positions(group_id: Any) -> Select[Any]:
     """Select the positions of a group without an episode."""
-    return select(trajectory.c.position).where(trajectory.c.group_id == group_id)
+    mine = (trajectory.c.group_id == group_id, trajectory.c.missing == trajectories.EPISODE)
+    return select(trajectory.c.position).where(*mine)
 
 
 @prepared

@@ -21,9 +21,11 @@ from replaydb.database.tables.schema import (
     RELEASES,
     REVISIONS,
     compatibility,
+    group,
     metadata,
     payload,
 )
+from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
     ClientTooOldError,
     DatabaseError,
@@ -273,7 +275,8 @@ def record(core: Connection, before: int | None, write_format: int | None = None
             as clients of the revision read it.
 
     Raises:
-        SchemaError: Payloads of a later format are stored. The transaction must be rolled back.
+        SchemaError: Payloads of a later format are stored, or what earlier clients cannot use. The
+            transaction must be rolled back.
     """
     revision = core.scalar(_select_revision)
     if revision is None:
@@ -297,6 +300,18 @@ def record(core: Connection, before: int | None, write_format: int | None = None
                 f"{number} groups have values that were added later, which clients of revision "
                 f"{revision} cannot read. Nothing was changed. Run `replaydb db rewrite-payloads` "
                 "first",
+                revision,
+                REVISIONS[-1],
+            )
+        is_whole = group.num_episodes >= func.coalesce(group.expected_episodes, 0)
+        waiting = select(func.count()).where(
+            group.group_status == GroupStatus.PENDING.value, is_whole
+        )
+        if number := core.scalar(waiting):
+            raise SchemaError(
+                f"{number} groups wait for values that the setting `requires` names, which clients "
+                f"of revision {revision} do not know. Nothing was changed. Add the values, or "
+                "change the status of the groups",
                 revision,
                 REVISIONS[-1],
             )

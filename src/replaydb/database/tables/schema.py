@@ -322,14 +322,17 @@ annotation = Table(
     sqlite_with_rowid=False,
 )
 
-# A position of an incremental group without an episode: it is open, or cannot be used.
+# What an episode of a pending group lacks, or lacked when the group was closed: the episode itself,
+# which is a trajectory until it is finished, or a value that the settings require.
 trajectory = Table(
     "trajectory",
     metadata,
     _group_id(),
     Column("position", Integer, primary_key=True),
+    # "episode", or the name of a value.
+    Column("missing", Name, primary_key=True, server_default=text("'episode'")),
     Column("buffer_id", Id, nullable=False),
-    # Claims of it that ended without an episode.
+    # Claims of it that ended without it.
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     # Turns that were appended to it.
     Column("num_turns", Integer, nullable=False, server_default=text("0")),
@@ -338,7 +341,7 @@ trajectory = Table(
     Column("claimed_by", Name),
     Column("claimed_at", UtcDateTime),
     Column("expires_at", UtcDateTime),
-    # Why it has no episode and gets none. NULL: it is open.
+    # Why it is missing and will be. NULL: it is open.
     Column("unusable_reason", Text),
     Index("ix_trajectory_claim_uid", "claim_uid"),
     sqlite_with_rowid=False,
@@ -347,6 +350,7 @@ _is_open = trajectory.c.unusable_reason.is_(None)
 _index(
     "ix_trajectory_open",
     trajectory.c.buffer_id,
+    trajectory.c.missing,
     trajectory.c.group_id,
     trajectory.c.position,
     where=_is_open & trajectory.c.claim_uid.is_(None),
