@@ -555,7 +555,7 @@ def select_groups_of_wrong_trajectories(most: int) -> Select[int]:
     """Select groups with a position that is neither an episode nor a trajectory, or both.
 
     In addition, groups that are not pending and lack something that is still waited for, pending
-    groups that wait for nothing, and groups with values of episodes that do not exist.
+    groups in which nothing is open, and groups with values of episodes that do not exist.
     """
     mine = trajectory.c.group_id == group.id
     is_of_episode = trajectory.c.missing == EPISODE

@@ -43,7 +43,7 @@ def rows_of(
 
 
 def limits(buffer: LockedBuffer) -> dict[str, Any]:
-    """Return the columns of groups that begin to wait: their deadline, if that is set anew."""
+    """Return the columns of groups that begin to wait: their deadline, by the settings."""
     seconds = buffer.settings.requires_timeout
     return {} if seconds is None else {"deadline": buffer.now + timedelta(seconds=seconds)}
 
