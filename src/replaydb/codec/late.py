@@ -11,6 +11,7 @@ from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.domain import checks
 from replaydb.domain.episodes import Episode, Turn
+from replaydb.domain.episodes.building import TOKEN_REWARDS
 from replaydb.domain.episodes.segments import TURN_REWARDS
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.util import escapes
@@ -52,18 +53,37 @@ def apply(late: Mapping[str, Any], episodes: Mapping[int, Episode]) -> None:
             _set(episode, values)
             for number, of_turn in turns.items():
                 _set(episode.turns[int(number)], of_turn)
+            if any("reward" in of_turn for of_turn in turns.values()):
+                _remove_token_rewards(episode)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         corrupt(f"late values: {error!r}", error)
 
 
-def restore(turn: Turn, reward: float | None) -> None:
-    """Give a turn the reward that it had before, and those of its tokens if it is their sum."""
-    set_fields(turn, reward=reward)
+def restore(episode: Episode, number: int, reward: float | None) -> None:
+    """Give a turn the reward that it had before, and those of its tokens if it is their sum.
+
+    Rewards of tokens of the whole episode come back with the last turn that had no reward before.
+    """
+    turn = set_fields(episode.turns[number], reward=reward)
+    if all(one.reward is None for one in episode.turns):
+        for name, values in vars(episode).get("earlier", {}).items():
+            getattr(episode, name)[TOKEN_REWARDS] = values
     if reward is not None and (column := vars(turn).get("earlier")) is not None:
         turn.segment.columns[TURN_REWARDS] = column
         rewards = turn.token_rewards
         if rewards is None or not np.isclose(rewards.sum(dtype=np.float64), reward):
             del turn.segment.columns[TURN_REWARDS]
+
+
+def _remove_token_rewards(episode: Episode) -> None:
+    """Remove the extra with rewards of tokens, which no episode with rewards of turns can have."""
+    extras: dict[str, dict[str, Any]] = {
+        "extras": episode.extras,
+        "joint_extras": episode.joint_extras,
+    }
+    earlier = {name: it.pop(TOKEN_REWARDS) for name, it in extras.items() if TOKEN_REWARDS in it}
+    if earlier:
+        set_fields(episode, earlier=earlier)
 
 
 def _set(target: Episode | Turn, values: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError, record_unused
 from replaydb.database.runtime.session import Session
 from replaydb.database.tables.records import PayloadRecord, from_rows, payload_records
-from replaydb.database.tables.schema import LATE_PART
 
 
 async def rewrite(
@@ -34,32 +33,19 @@ async def rewrite(
 
     Returns:
         Sizes of the new payloads in bytes, by id of the group. Groups are omitted if another
-        process changed them meanwhile, their payload is damaged, or values that arrived later
-        contradict others of the episode, and all if it took too long.
+        process changed them meanwhile, or their payload is damaged, and all if it took too long.
     """
     database = payloads.database
     ids = [one.id for one in some]
     stored = await database.read(partial(groups.fetch, buffer_id=row.id, ids=ids), end=end)
     whole = await payloads.read(stored, end)
     compression, version = row.settings.compression, row.write_format
-    late = {part["group_id"] for part in stored.payloads if part["part"] == LATE_PART}
 
     def encode() -> dict[int, list[PayloadRecord]]:
         found: dict[int, list[PayloadRecord]] = {}
         for group_id, group in from_rows(*whole).groups.items():
             episodes = dict(zip(group.positions, group.episodes, strict=True))
             found[group_id] = payload_records(episodes, group.context, compression, version)
-        # Values that arrived later may contradict what they do not replace, such as rewards of
-        # tokens. They can only be read from a part of their own.
-        rows: list[dict[str, Any]] = [
-            {"pack_id": None, **part.row(one)}
-            for one, parts in found.items()
-            if one in late
-            for part in parts
-        ]
-        facts = [row for row in stored.groups if row["id"] in late and row["id"] in found]
-        for group_id in from_rows(facts, rows, ()).corrupt:
-            del found[group_id]
         return found
 
     several = await asyncio.to_thread(encode)

@@ -47,9 +47,9 @@ class Annotation:
         position: Position of the episode in its group, from 0.
         turn: The turn, by its uid or by its number in the episode, from 0. None: the episode
             itself.
-        reward: A number in the range of float32. That of a turn replaces its `token_rewards`, and a
-            turn can have one if its episode has one. The reward of an episode does not follow from
-            later rewards of its turns.
+        reward: A number in the range of float32. That of a turn replaces its `token_rewards`, and
+            the extra of that name of its episode. A turn can have one if its episode has one. The
+            reward of an episode does not follow from later rewards of its turns.
         advantage: A number in the range of float32; only of an episode.
         metadata: JSON values by name. Names that the metadata has already get the new values.
 

@@ -27,8 +27,7 @@ class RewriteReport:
         bytes_before: Size of their payloads before.
         bytes_after: Size of their payloads now.
         num_skipped: Number of groups that another process changed meanwhile, whose payload is
-            damaged (see `verify`), whose later values contradict others, such as the reward of a
-            turn with token rewards, or that took too long to write. Call it again for the others.
+            damaged (see `verify`), or that took too long to write. Call it again for the others.
     """
 
     num_groups: int = 0

@@ -98,6 +98,9 @@ async def test_a_repeated_call_changes_nothing(buffer: Buffer, url: str) -> None
     # An integer is another JSON value than a float.
     await buffer.annotate(Annotation("g", 0, metadata={"x": 1}))
     assert await number_of(url, schema.annotation) == 3
+    await buffer.annotate(Annotation("g", 0, reward=0.0))
+    await buffer.annotate(Annotation("g", 0, reward=-0.0))
+    assert await number_of(url, schema.annotation) == 4
     assert await buffer.annotate([]) == {}
 
 
@@ -266,21 +269,41 @@ async def test_a_turn_has_a_reward_only_if_its_episode_has(store: Store, url: st
     assert (await verify(store)).problems == ()
 
 
-@pytest.mark.parametrize("where", ["tokens", "turn"])
-async def test_values_that_contradict_others_are_not_merged(store: Store, where: str) -> None:
-    """Rewards of tokens contradict a later reward of their turn; the group stays readable."""
-    buffer = await store.buffer("math")
-    tokens = [0.25, 0.75] if where == "turn" else None
-    turn = Turn(prompt_ids=[1], response_ids=[2, 3], token_rewards=tokens)
-    extras = {"token_rewards": [0.0, 0.25, 0.75]} if where == "tokens" else {}
-    one = Episode(turns=[turn], reward=1.0, extras=extras)
+@pytest.mark.parametrize("field", ["extras", "token_extras"])
+async def test_a_later_reward_of_a_turn_replaces_those_of_all_tokens(
+    store: Store, url: str, field: str
+) -> None:
+    """An episode cannot have both; otherwise copies and rewritten payloads could not be read."""
+    buffer, copy = await store.buffer("math"), await store.buffer("copy")
+    turns = [Turn(prompt_ids=[1], response_ids=[2, 3]), Turn(prompt_ids=[4], response_ids=[5])]
+    rewards = {"token_rewards": [0.0, 0.25, 0.75, 0.0, 0.5], "other": [1.0] * 5}
+    one = Episode(turns=turns, reward=1.0, **{field: rewards})  # type: ignore[arg-type]
     await buffer.put(EpisodeGroup("gsm8k", [one], group_uid="g"))
-    await buffer.annotate(Annotation("g", 0, turn=0, reward=5.0))
-    [before] = await buffer.get(uids="g")
-    await rewrite_payloads(store)
+    batch = await buffer.sample(1)
+    for number in (1, 0):
+        await buffer.annotate(Annotation("g", 0, turn=number, reward=5.0 + number))
     [stored] = await buffer.get(uids="g")
-    assert stored.episodes[0].turns[0].reward == before.episodes[0].turns[0].reward == 5.0
+    assert getattr(stored.episodes[0], field).keys() == {"other"}
+    assert batch.draw_id is not None
+    assert (await buffer.redraw(batch.draw_id))[0].episodes == batch[0].episodes
+    await buffer.copy_to(copy)
+    assert (await rewrite_payloads(store)).num_skipped == 0
+    for each in (buffer, copy):
+        assert (await each.get(uids="g"))[0].episodes == stored.episodes
+    assert (await buffer.sample(1)).padded(0).token_extras["token_rewards"].max().item() == 6.0
+    await check_invariants(url)
     assert (await verify(store)).problems == ()
+
+
+async def test_a_capacity_is_exceeded_until_the_next_put(store: Store, url: str) -> None:
+    capacity = rdb.Capacity(bytes=10_000)
+    buffer = await store.buffer("math", capacity=capacity, on_evict="delete")
+    await buffer.put([group("a"), group("b")])
+    await buffer.annotate(Annotation("b", 0, metadata={"notes": "x" * 20_000}))
+    assert sum(one.num_bytes for one in await buffer.find()) > 20_000
+    await check_invariants(url)
+    await buffer.put(group("c"))
+    assert [one.group_uid for one in await buffer.find()] == ["c"]
 
 
 async def test_an_added_episode_changes_the_etag(buffer: Buffer) -> None:

@@ -43,7 +43,7 @@ from replaydb.database.tables.schema import (
     turn,
 )
 from replaydb.domain.annotations import NUMBERS, Annotation, has_value
-from replaydb.domain.episodes import GroupStatus, Turn
+from replaydb.domain.episodes import GroupStatus
 from replaydb.domain.episodes.turns import set_fields
 from replaydb.domain.results import etag_of
 from replaydb.errors import (
@@ -424,10 +424,10 @@ def undo(found: Mapping[int, StoredGroup], later: Sequence[Any]) -> None:
         if group is None:
             continue
         episode = group.episodes[group.positions.index(row.position)]
-        target = episode if row.turn == OF_EPISODE else episode.turns[row.turn]
-        if isinstance(target, Turn) and row.name == "reward":
-            codec.late.restore(target, row.previous)
+        if row.turn != OF_EPISODE and row.name == "reward":
+            codec.late.restore(episode, row.turn, row.previous)
             continue
+        target = episode if row.turn == OF_EPISODE else episode.turns[row.turn]
         if row.name != "metadata":
             set_fields(target, **{row.name: row.previous})
             continue
