@@ -118,6 +118,7 @@ class Claim:
         metadata: Mapping[str, Any] | None = None,
         text: str | None = None,
         discarded: Iterable[str] = (),
+        tags: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> GroupStatus:
         """Finish a trajectory: its turns become an episode of the group.
@@ -132,6 +133,7 @@ class Claim:
             self.group.group_uid,
             at,
             discarded,
+            tags,
             timeout,
             self.uid,
             reward=reward,
@@ -145,7 +147,12 @@ class Claim:
         return status
 
     async def add_episode(
-        self, episode: Episode, *, position: int | None = None, timeout: float | None = None
+        self,
+        episode: Episode,
+        *,
+        position: int | None = None,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> GroupStatus:
         """Add an episode to the group, in place of a trajectory without appended turns.
 
@@ -156,7 +163,7 @@ class Claim:
         """
         at = self._position(position)
         status = await self._buffer._add(
-            self.group.group_uid, episode, at, timeout, claim_uid=self.uid
+            self.group.group_uid, episode, at, timeout, tags=tags, claim_uid=self.uid
         )
         self._open.discard(at)
         return status

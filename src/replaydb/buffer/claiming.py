@@ -207,6 +207,7 @@ class Claiming(Annotating, Drawing, Inspecting):
         metadata: Mapping[str, Any] | None = None,
         text: str | None = None,
         discarded: Iterable[str] = (),
+        tags: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> GroupStatus:
         """Finish a trajectory: its turns become an episode of the group.
@@ -225,6 +226,7 @@ class Claiming(Annotating, Drawing, Inspecting):
             text: As for `Episode`.
             discarded: Uids of turns that are kept, but not trained on, nor are the turns that
                 follow them: the branch of a retry that lost.
+            tags: As for `add_episode`.
             timeout: Seconds to wait for capacity that leased groups use. None (default) waits
                 indefinitely.
 
@@ -245,6 +247,7 @@ class Claiming(Annotating, Drawing, Inspecting):
             checks.name("group_uid", group_uid),
             checks.whole_number("position", position, most=checks.INT32[1]),
             discarded,
+            tags,
             timeout,
             None,
             reward=reward,
@@ -533,11 +536,12 @@ class Claiming(Annotating, Drawing, Inspecting):
         group_uid: str,
         position: int,
         discarded: Iterable[str],
+        tags: Mapping[str, Any] | None,
         timeout: float | None,
         claim_uid: str | None,
         **values: Any,
     ) -> GroupStatus:
-        names = checks.uids("discarded", discarded)
+        names, new_tags = checks.uids("discarded", discarded), checks.json_object("tags", tags)
         wait = checks.seconds("timeout", timeout)
         Episode(prompt_ids=[], response_ids=[], **values)  # checks them before anything is read
         turns = await self._read_turns(group_uid, position, end_in(BULK_SECONDS))
@@ -560,6 +564,7 @@ class Claiming(Annotating, Drawing, Inspecting):
             episode,
             position,
             wait,
+            tags=new_tags,
             claim_uid=claim_uid,
             num_turns=len(turns),
             discarded=[turn.uid for turn, is_trained in trained if not is_trained],

@@ -243,6 +243,7 @@ class Putting(BufferCore):
         episode: Episode,
         *,
         position: int | None = None,
+        tags: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> GroupStatus:
         """Add an episode to a group that was opened with `open_group`. The last one completes it.
@@ -254,6 +255,7 @@ class Putting(BufferCore):
                 for example after a lost connection: the repeated call then raises
                 `DuplicateEpisodeError` instead of adding the episode twice. Default: the next free
                 position.
+            tags: JSON values by name, merged into the tags of the group in the same transaction.
             timeout: Seconds to wait for capacity that leased groups use. None (default) waits
                 indefinitely.
 
@@ -272,7 +274,7 @@ class Putting(BufferCore):
         checks.name("group_uid", group_uid)
         if position is not None:
             position = checks.whole_number("position", position, most=checks.INT32[1])
-        return await self._add(group_uid, episode, position, timeout)
+        return await self._add(group_uid, episode, position, timeout, tags=tags)
 
     async def _add(
         self,
@@ -280,10 +282,13 @@ class Putting(BufferCore):
         episode: Episode,
         position: int | None,
         timeout: float | None,
+        *,
+        tags: Mapping[str, Any] | None,
         **more: Any,
     ) -> GroupStatus:
         """Add an episode to an incremental group. `more`: further attributes of the `Addition`."""
         checks.instance("episode", episode, Episode)
+        new_tags = checks.json_object("tags", tags)
         seconds = checks.seconds("timeout", timeout)
         compression, version = self.settings.compression, self._row.write_format
         if not episode.is_whole:
@@ -294,7 +299,9 @@ class Putting(BufferCore):
         self._log_restart(group_uid, [episode], [record.facts])
         self._log_repetition(group_uid, record.payloads)
         size = record.num_bytes + len(record.text or "")
-        return await self._end(Addition(group_uid, position, record, **more), size, seconds)
+        return await self._end(
+            Addition(group_uid, position, record, tags=new_tags, **more), size, seconds
+        )
 
     async def _end(self, addition: Addition, size: int, timeout: float | None) -> GroupStatus:
         """End a trajectory."""

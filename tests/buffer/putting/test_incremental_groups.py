@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import select
 
 import replaydb as rdb
-from replaydb import Buffer, Capacity, Store
+from replaydb import Buffer, Capacity, DuplicateEpisodeError, InvalidInputError, Store, col
 from replaydb.database.tables.records import to_episode_record
 from replaydb.database.tables.schema import episode_group, payload
+from support.agents import turn
 from support.clock import Clock
 from support.connections import transaction
 from support.engines import in_turn, postgresql_nightly
@@ -323,4 +324,21 @@ async def test_a_group_has_its_prompt_before_its_episodes(store: Store, url: str
         mine = select(episode_group.c.id).where(episode_group.c.buffer_id == 2)
         parts = await connection.scalars(select(payload.c.part).where(payload.c.group_id.in_(mine)))
     assert list(parts) == [0]
+    await check_invariants(url)
+
+
+async def test_an_episode_brings_tags_of_its_group(store: Store, url: str) -> None:
+    buffer = await store.buffer("tagged", indexed_tags=["level"])
+    await buffer.open_group("agents", "g", 3, tags={"kind": "new", "level": 0})
+    with pytest.raises(InvalidInputError, match="tags"):
+        await buffer.add_episode("g", episode(), position=0, tags={1: 2})  # type: ignore[dict-item]
+    await buffer.add_episode("g", episode(), position=0, tags={"level": 1})
+    await buffer.append_turn("g", 1, turn("call-1"))
+    await buffer.finish_episode("g", 1, tags={"kind": "hard", "level": 2})
+    with pytest.raises(DuplicateEpisodeError):
+        await buffer.add_episode("g", episode(), position=0, tags={"level": 3})
+    [claim] = await buffer.claim(ttl=60)
+    await claim.add_episode(episode(), tags={"judge": None})
+    [info] = await buffer.find(where=col.tags["level"] == 2)
+    assert info.tags == {"kind": "hard", "level": 2, "judge": None}
     await check_invariants(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ from replaydb.database.repository import (
     groups,
     missing_values,
     packs,
+    tags,
     trajectories,
     transitions,
 )
@@ -65,6 +66,7 @@ class Addition:
         claim_uid: The claim of the caller; None: it has none.
         num_turns: Number of appended turns that the episode consists of.
         discarded: Uids of those of them that are not trained on.
+        tags: Merged into the tags of the group.
     """
 
     group_uid: str
@@ -74,6 +76,7 @@ class Addition:
     claim_uid: str | None = None
     num_turns: int = 0
     discarded: Sequence[str] = ()
+    tags: Mapping[str, Any] = field(default_factory=dict)
     new_task_names: ClassVar[frozenset[str]] = frozenset()  # its group has a task
 
     @property
@@ -171,6 +174,9 @@ def add(
     episodes = [(row, addition.record) for row, addition in added if addition.record is not None]
     _insert(buffer.session, found, episodes)
     _summarise(buffer, found, episodes)
+    for one in added:
+        if one.addition.tags:
+            tags.merge(buffer, [one.group_id], one.addition.tags)
     changed = {one.group_id for one in added}
     left = places.left(changed)
     for missing in _insert_missing(buffer, found, episodes):

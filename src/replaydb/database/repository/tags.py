@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -32,9 +32,11 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.runtime.prepared import Bound, prepared
 from replaydb.database.runtime.session import Session
+from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.selections import Selection
 from replaydb.database.tables.expressions import (
     among,
+    as_stored,
     bytewise,
     json_boolean,
     json_double,
@@ -42,6 +44,7 @@ from replaydb.database.tables.expressions import (
 )
 from replaydb.database.tables.schema import group, group_tag
 from replaydb.domain import checks
+from replaydb.errors import CorruptPayloadError
 
 #: Groups that are added to an index, or removed, in one transaction.
 CHUNK = 1000
@@ -64,6 +67,21 @@ def reindex(buffer: LockedBuffer, ids: Sequence[int], names: Collection[str]) ->
     buffer.session.run(delete_tags(ids, sorted(names)))
     for name in sorted(set(names) & set(buffer.settings.indexed_tags)):
         buffer.session.run(insert_tags(name, ids))
+
+
+def merge(buffer: LockedBuffer, ids: Sequence[int], new: Mapping[str, Any]) -> None:
+    """Merge tags into those of groups.
+
+    Raises:
+        CorruptPayloadError: The tags of some groups cannot be read.
+    """
+    rows = buffer.session.run(select_tags(ids))
+    if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
+        raise CorruptPayloadError("tags can not be read", damaged)
+    merged = [{"group_id": row.id, "tags": {**row.tags, **new}} for row in rows]
+    buffer.session.run_many(update_each_group(), merged)
+    if indexed := new.keys() & set(buffer.settings.indexed_tags):
+        reindex(buffer, ids, indexed)
 
 
 def plan(buffer: LockedBuffer, before: Collection[str]) -> None:
@@ -191,6 +209,12 @@ def select_ids_of_prompt(buffer_id: Any, prompt_uid: Any, most: Any) -> Select[A
     """Select up to `most` ids of groups of a prompt."""
     mine = (group.buffer_id == buffer_id) & (group.prompt_uid == prompt_uid)
     return select(group.id).where(mine).limit(most)
+
+
+@prepared
+def select_tags(ids: Any) -> Select[Any]:
+    """Select the tags of groups by id."""
+    return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
 
 
 def insert_tags(name: str, ids: Sequence[int]) -> Bound[Insert]:

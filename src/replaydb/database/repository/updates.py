@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, select, update
 from sqlalchemy import Update as UpdateRows
+from sqlalchemy import update
 
-from replaydb.database.repository import aging, capacity, groups, maintenance, transitions
+from replaydb.database.repository import aging, capacity, groups, maintenance, tags, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tags import reindex
 from replaydb.database.repository.transitions import Change
 from replaydb.database.runtime.prepared import prepared
 from replaydb.database.statements.episode_group import update_each_group
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE
-from replaydb.database.tables.expressions import among, as_stored
+from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import is_gone
 from replaydb.database.tables.schema import episode_group, group
 from replaydb.database.tables.staleness import staleness_of
 from replaydb.domain.episodes import GroupStatus
 from replaydb.errors import (
-    CorruptPayloadError,
     GroupLeasedError,
     InvalidInputError,
     PayloadGoneError,
@@ -74,7 +72,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         new = {found[name]: priority for name, priority in named if name in found}
         groups.update_priorities(buffer, rows, new)
     if update.tags:
-        _merge_tags(buffer, ids, update.tags)
+        tags.merge(buffer, ids, update.tags)
     if update.reason is not None:
         reasons = [{"group_id": group_id, "status_reason": update.reason} for group_id in ids]
         buffer.session.run_many(update_each_group(), reasons)
@@ -83,16 +81,6 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         rows = groups.scalars(buffer.session, buffer.id, ids)
         _set_status(buffer, rows, update.status, update.reason)
     return len(ids)
-
-
-def _merge_tags(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
-    rows = buffer.session.run(select_tags(ids))
-    if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
-        raise CorruptPayloadError("tags can not be read", damaged)
-    new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
-    buffer.session.run_many(update_each_group(), new)
-    if indexed := tags.keys() & set(buffer.settings.indexed_tags):
-        reindex(buffer, ids, indexed)
 
 
 def _set_status(
@@ -157,12 +145,6 @@ def _new_values(
         "archived_at": None,
     }
     return status, values
-
-
-@prepared
-def select_tags(ids: Any) -> Select[Any]:
-    """Select the tags of groups by id."""
-    return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
 
 
 @prepared
