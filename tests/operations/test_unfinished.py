@@ -66,6 +66,7 @@ async def test_a_copy_can_be_continued(
         await unfinished(buffer)
         [claim] = await buffer.claim(ttl=600)
         await buffer.put(group("scored"))
+        drawn = await buffer.sample(1)
         await buffer.annotate(Annotation("scored", 0, reward=7.0))
         await copy(own_url, empty_url, payloads=tmp_path.as_uri() if outside else None)
         async with Store.open(empty_url) as other:
@@ -79,6 +80,9 @@ async def test_a_copy_can_be_continued(
             assert (await copied.get(uids="scored"))[0].rewards[0] == 7.0
             await copied.annotate(Annotation("scored", 0, reward=8.0))
             assert (await copied.get(uids="scored"))[0].rewards[0] == 8.0
+            assert drawn.draw_id is not None
+            [again] = await copied.redraw(drawn.draw_id)
+            assert again.rewards.tolist() == drawn[0].rewards.tolist()
         await check_invariants(empty_url)
 
 
