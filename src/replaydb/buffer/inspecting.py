@@ -16,7 +16,7 @@ from replaydb.buffer.drawing import check_intact
 from replaydb.buffer.requests import eligible, named, order, page_start
 from replaydb.database.filters import compiling
 from replaydb.database.filters.group_columns import col
-from replaydb.database.repository import cursors, groups, late_values, lineage, metrics
+from replaydb.database.repository import cursors, earlier_values, groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
 from replaydb.database.runtime.session import Session
@@ -379,13 +379,13 @@ class Inspecting(BufferCore):
             chosen = record.group_ids if wanted is None else wanted
             if others := sorted(set(chosen) - set(record.group_ids)):
                 raise InvalidInputError("ids", f"groups of draw {number}", others)
-            later = session.run(late_values.select_later(number, chosen))
+            later = session.run(earlier_values.select_later(number, chosen))
             return record, groups.fetch(session, self.id, chosen, names), later
 
         end = end_in(BULK_SECONDS)
         record, stored, later = await self._read(work, end=end)
         found = await self._decoded(stored, end, names)
-        late_values.undo(found.groups, later)
+        earlier_values.undo(found.groups, later)
         chosen = set(record.group_ids if wanted is None else wanted)
         replaced = [
             group_id

@@ -36,7 +36,9 @@ from replaydb.database.postgresql.combined_writes import writes_as_one
 from replaydb.database.postgresql.sequences import identify_groups
 from replaydb.database.repository import (
     claims,
+    earlier_values,
     late_values,
+    missing_values,
     rewriting,
     tasks,
     trajectories,
@@ -959,7 +961,9 @@ async def test_trajectories_and_turns_are_found_by_key(connection: AsyncConnecti
         late_values.select_turn_values(1, ["uid-5"], [0, 1], [0], ["call-1"]),
         late_values.select_late_parts(1, ["uid-5", "uid-6"]),
         late_values.select_annotated(1, ["uid-5", "uid-6"]),
-        late_values.select_later(5, [5, 6]),
+        missing_values.select_missing(1, ["uid-5", "uid-6"]),
+        missing_values.delete_missing([5, 6], ["5/0/reward"]),
+        earlier_values.select_later(5, [5, 6]),
     ):
         plan = await plan_of(connection, statement)
         tables = (trajectory, turn, episode_group, payload, episode, annotation, draw_group)

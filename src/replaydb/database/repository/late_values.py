@@ -19,7 +19,6 @@ from sqlalchemy import (
 )
 
 from replaydb import codec
-from replaydb.batch.stored import StoredGroup
 from replaydb.database.repository import incremental_groups, missing_values, transitions
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import groups_locked
@@ -34,8 +33,8 @@ from replaydb.database.tables.expressions import among
 from replaydb.database.tables.records import PayloadRecord, late_values, reward_facts
 from replaydb.database.tables.schema import (
     LATE_PART,
+    OF_EPISODE,
     annotation,
-    draw_group,
     episode,
     episode_group,
     group,
@@ -44,7 +43,6 @@ from replaydb.database.tables.schema import (
 )
 from replaydb.domain.annotations import NUMBERS, Annotation, has_value
 from replaydb.domain.episodes import GroupStatus
-from replaydb.domain.episodes.turns import set_fields
 from replaydb.domain.results import etag_of
 from replaydb.errors import (
     ClaimExpiredError,
@@ -54,9 +52,6 @@ from replaydb.errors import (
     UnknownGroupError,
     UnknownTurnError,
 )
-
-#: `annotation.turn` of the values of an episode itself.
-OF_EPISODE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,29 +412,6 @@ def _etag(row: Any, is_annotated: bool = False) -> str:
     return etag_of(row.id, row.times_replaced, row.times_annotated + is_annotated, row.num_episodes)
 
 
-def undo(found: Mapping[int, StoredGroup], later: Sequence[Any]) -> None:
-    """Give decoded groups the values that they had before some annotations, the last one first."""
-    for row in later:
-        group = found.get(row.group_id)
-        if group is None:
-            continue
-        episode = group.episodes[group.positions.index(row.position)]
-        if row.turn != OF_EPISODE and row.name == "reward":
-            codec.late.restore(episode, row.turn, row.previous)
-            continue
-        target = episode if row.turn == OF_EPISODE else episode.turns[row.turn]
-        if row.name != "metadata":
-            set_fields(target, **{row.name: row.previous})
-            continue
-        before = {name: one["from"] for name, one in row.changes.items() if "from" in one}
-        kept = {
-            name: before.get(name, value)
-            for name, value in target.metadata.items()
-            if name in before or name not in row.changes
-        }
-        set_fields(target, metadata=kept)
-
-
 def _text(value: Any) -> str:
     """Return JSON text, which is equal for equal values of equal types."""
     return json.dumps(value, sort_keys=True)
@@ -494,22 +466,6 @@ def select_late_parts(buffer_id: Any, uids: Any) -> Select[Any]:
 
 def _are(buffer_id: Any, uids: Any) -> Any:
     return (group.buffer_id == buffer_id) & among(group.group_uid, uids)
-
-
-@prepared
-def select_later(draw_id: Any, ids: Any) -> Select[Any]:
-    """Select the annotations of groups of a draw after it, the last one first."""
-    drawn = draw_group.c
-    return (
-        select(annotation)
-        .join_from(draw_group, annotation, annotation.c.group_id == drawn.group_id)
-        .where(
-            drawn.draw_id == draw_id,
-            among(drawn.group_id, ids),
-            annotation.c.number > drawn.times_annotated,
-        )
-        .order_by(annotation.c.group_id, annotation.c.number.desc())
-    )
 
 
 update_each_late_part = update(payload).where(

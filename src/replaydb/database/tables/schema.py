@@ -453,6 +453,8 @@ _VACUUM_AT_ONCE = {
 CONTEXT_PART = -1
 #: Number of the part with values that arrived after the episodes: see `codec/late.py`.
 LATE_PART = 2**31 - 1
+#: `annotation.turn` of the values of an episode itself.
+OF_EPISODE = -1
 
 # All payload bytes are here or in packs, so the selection of a draw reads no page of them.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
