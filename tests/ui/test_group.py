@@ -549,9 +549,17 @@ async def test_trajectories(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     await buffer.fail_episode("g", 1, "no <b>answer</b>")
     await buffer.claim(ttl=60, owner="worker-7")
     page = await get(browser, "/group", id=one)
-    rows = page.tables["Trajectories"][1:]
-    assert [row[:4] for row in rows] == [["1", "0", "0", "-"], ["2", "0", "0", "worker-7"]]
-    assert rows[0][5] == "no <b>answer</b>"
+    rows = page.tables["Missing"][1:]
+    assert [row[:5] for row in rows] == [
+        ["1", "episode", "0", "0", "-"],
+        ["2", "episode", "0", "0", "worker-7"],
+    ]
+    assert rows[0][6] == "no <b>answer</b>"
+    await buffer.update_settings(requires="reward")
+    [other] = await buffer.put(group("waits", rewards=[None]))
+    page = await get(browser, "/group", id=other)
+    assert "waits for reward of 1 of 1 episodes" in page.text
+    assert [row[:2] for row in page.tables["Missing"][1:]] == [["0", "reward"]]
     page = await get(browser, "/episode", group=one, position=0)
     assert [row[:2] for row in page.tables["Turns of the episode"][1:]] == [
         ["1", "main"], ["2, discarded", "search"], ["3", "search"],

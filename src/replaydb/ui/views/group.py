@@ -137,7 +137,7 @@ class GroupView:
         events: Its history, oldest event first.
         older: Draws before this id are on the next page; None if there are none.
         lease: The lease that holds the group, if any.
-        trajectories: Positions without an episode.
+        trajectories: What it lacks: episodes, and values of them.
         late: Values that arrived later, the newest first.
     """
 
