@@ -524,7 +524,11 @@ class _Storing:
         too_stale = self.buffer.is_too_stale(record.task_name, staleness, span)
         if status in EXPIRING and too_stale:
             status, reason = GroupStatus.EXPIRED.value, TOO_STALE
-        elif record.is_completed and (missing := self._missing(record)):
+        elif (
+            self.buffer.settings.requires
+            and record.is_completed
+            and (missing := self._missing(record))
+        ):
             names = [one["missing"] for one in missing]
             text = missing_values.described(names, len(record.episodes))
             status, reason = GroupStatus.PENDING.value, f"waits for {text}"
