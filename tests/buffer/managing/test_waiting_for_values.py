@@ -13,7 +13,7 @@ import replaydb as rdb
 from replaydb import Annotation, Buffer, ClaimExpiredError, GroupStatus, InvalidInputError, Store
 from replaydb.database.tables import schema
 from replaydb.operations import verify
-from support.agents import chain
+from support.agents import chain, turn
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import episode, group
@@ -41,6 +41,7 @@ async def test_a_group_is_drawn_when_the_last_value_has_come(
     await judged.put([group("g", rewards=[None, 1.0, None]), group("ready")])
     assert await state(judged) == ("pending", "waits for reward of 2 of 3 episodes")
     assert await state(judged, "ready") == ("completed", None)
+    assert (await judged.find(uids="g"))[0].completed_at is None
     trainer = await other.buffer("judged")
     waiting = asyncio.create_task(trainer.sample(2, timeout=30))
     await judged.annotate(Annotation("g", 0, reward=0.5))
@@ -74,7 +75,9 @@ async def test_an_incremental_group_waits_after_its_last_episode(judged: Buffer,
     with pytest.raises(rdb.DuplicateEpisodeError):
         await judged.add_episode("g", episode(1.0), position=1)
     with pytest.raises(rdb.DuplicateEpisodeError):
-        await judged.append_turn("g", 1, chain(1)[0])
+        await judged.append_turn("g", 1, turn("other"))
+    with pytest.raises(rdb.DuplicateEpisodeError):
+        await judged.turns("g", 1)
     with pytest.raises(rdb.GroupClosedError):
         await judged.add_episode("g", episode(1.0))
     [claim] = await judged.claim(ttl=60, missing="reward", owner="judge", timeout=0)
@@ -124,6 +127,12 @@ async def test_stages_claim_their_values_at_the_same_time(store: Store, url: str
     [judge] = await buffer.claim(ttl=60, missing="reward", whole_groups=True)
     [person] = await buffer.claim(ttl=60, missing="metadata.label", whole_groups=True)
     assert judge.positions == person.positions == (0, 1)
+    await judge.release()
+    assert {(one.missing, one.claim_uid) for one in await buffer.trajectories()} == {
+        ("reward", None),
+        ("metadata.label", person.uid),
+    }
+    [judge] = await buffer.claim(ttl=60, missing="reward", whole_groups=True)
     labels = [Annotation("g", i, metadata={"label": None}) for i in range(2)]  # None is a value
     await person.annotate(labels, author="somebody")
     assert await state(buffer) == ("pending", "waits for reward of 2 of 2 episodes")
@@ -136,6 +145,8 @@ async def test_a_claim_that_has_ended_adds_nothing(judged: Buffer, clock: Clock,
     await judged.put(unscored("g", 1))
     [slow] = await judged.claim(ttl=10, missing="reward")
     clock.jump(11)
+    with pytest.raises(ClaimExpiredError):
+        await slow.annotate(Annotation("g", 0, reward=1.0))
     [fast] = await judged.claim(ttl=10, missing="reward", timeout=0)
     with pytest.raises(ClaimExpiredError):
         await slow.annotate(Annotation("g", 0, reward=1.0))
@@ -185,11 +196,14 @@ async def test_the_deadline_begins_when_all_episodes_are_there(
     assert info.deadline is not None
     before = info.deadline
     await buffer.annotate(Annotation("g", 0, metadata={"a": 1}))
+    [first] = await buffer.find(uids="put")
+    await buffer.annotate([Annotation("put", 0, reward=1.0)])
     assert (await buffer.find(uids="g"))[0].deadline == before
+    assert (await buffer.find(uids="put"))[0].deadline == first.deadline is not None
     clock.jump(20)
     await buffer.put(group("other"))  # maintenance
     expected = {"fail": "failed", "complete": "completed"}[on_missing]
-    text = "no reward of 2 of 2 episodes: the deadline has passed"
+    text = "no reward of 1 of 2 episodes: the deadline has passed"
     assert await state(buffer, "put") == (expected, text)
     assert (await state(buffer))[0] == "pending"
     clock.jump(100)
@@ -221,6 +235,7 @@ async def test_an_unusable_trajectory_can_let_a_group_wait(
     [claim] = await buffer.claim(ttl=60)
     await claim.release(reason="no sandbox")
     assert await state(buffer) == ("pending", "waits for reward of 1 of 1 episodes")
+    assert (await buffer.find(uids="g"))[0].deadline is not None
     await buffer.annotate(Annotation("g", 0, reward=1.0))
     assert await state(buffer) == ("completed", None)
     await check_invariants(url)
