@@ -110,7 +110,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the history, and the settings that earlier clients do not know.
+    """Drop the history, and the settings and missing values that earlier clients do not know.
 
     `revisions.record` refuses it while payloads have late values, or groups wait for values.
     """
@@ -118,6 +118,7 @@ def downgrade() -> None:
     for row in connection.execute(sa.select(_buffer.c.id, _buffer.c.settings)).all():
         known = {name: one for name, one in row.settings.items() if name not in _NEW_SETTINGS}
         connection.execute(sa.update(_buffer).where(_buffer.c.id == row.id).values(settings=known))
+    op.execute(sa.text("DELETE FROM trajectory WHERE missing <> 'episode'"))
     for name in ("annotation_history", "training_history"):
         op.execute(sa.DropView(sa.Table(name, sa.MetaData())))
     op.execute(

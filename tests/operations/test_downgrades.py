@@ -18,8 +18,8 @@ from replaydb import Buffer, Store, analysis
 from replaydb.database import migrations
 from replaydb.database.repository import aging
 from replaydb.database.tables.schema import FORMATS, REVISIONS, group_tag
-from replaydb.operations import verify
-from support.groups import group
+from replaydb.operations import rewrite_payloads, verify
+from support.groups import episode, group
 from support.invariants import check_invariants, number_of
 from support.postgres import PostgresServer
 
@@ -197,4 +197,32 @@ async def test_filters_and_draws_after_a_downgrade_and_an_upgrade(
         assert (await buffer.sample(9, rdb.Fifo(), at_least=1)).ids == [6, 7, 8, 9]
         await store.buffer("stale", indexed_tags=["level"])
         assert await number_of(own_url, group_tag) == 9
+    await check_invariants(own_url)
+
+
+async def test_groups_that_wait_for_values_prevent_a_downgrade(own_url: str) -> None:
+    async with Store.open(own_url) as store:
+        buffer = await store.buffer("x", requires="reward")
+        await buffer.put(group("put", rewards=[None]))
+        for uid in ("waits", "open"):
+            await buffer.open_group("gsm8k", uid, 2, min_episodes=1)
+            await buffer.add_episode(uid, episode(None), position=0)
+        await buffer.fail_episode("waits", 1, "no sandbox")
+    with pytest.raises(rdb.SchemaError, match="2 groups wait for values"):
+        await migrations.downgrade(own_url, "0015")
+    async with Store.open(own_url) as store:
+        buffer = await store.buffer("x", create=False)
+        await buffer.update(uids="put", status="failed")
+        await buffer.annotate(rdb.Annotation("waits", 0, reward=1.0))
+        await rewrite_payloads(store)
+    await migrations.downgrade(own_url, "0015")
+    await migrations.upgrade(own_url)
+    async with Store.open(own_url) as store:
+        buffer = await store.buffer("x", create=False)
+        rows = await buffer.trajectories()
+        assert [(row.group_uid, row.position, row.missing) for row in rows] == [
+            ("open", 1, "episode")
+        ]
+        assert await buffer.add_episode("open", episode(None), position=1) == "completed"
+        assert (await verify(store)).problems == ()
     await check_invariants(own_url)

@@ -309,3 +309,52 @@ async def test_verify_finds_wrong_rows(judged: Buffer, store: Store, url: str) -
     assert found == {("group", f"group {a}"), ("group", f"group {b}")}
     for uid in ("a", "b"):  # leave nothing wrong behind
         await judged.put(unscored(uid, 1), on_duplicate="replace")
+
+
+async def test_a_group_waits_only_for_values_that_can_still_come(store: Store, url: str) -> None:
+    buffer = await store.buffer("x", requires=["reward", "metadata.label"], max_attempts=1)
+    await buffer.put(unscored("g", 2))
+    [claim] = await buffer.claim(ttl=60, missing="reward", timeout=0)
+    await claim.release(reason="no judge")
+    text = "waits for metadata.label of 2 of 2 episodes, reward of 1 of 2 episodes"
+    assert await state(buffer) == ("pending", text)
+    labels = [Annotation("g", position, metadata={"label": "good"}) for position in (0, 1)]
+    await buffer.annotate([*labels, Annotation("g", 1, reward=1.0)])
+    text = "no reward of 1 of 2 episodes: no judge (attempt 1 of 1)"
+    assert await state(buffer) == ("failed", text)
+    await check_invariants(url)
+
+
+async def test_the_deadline_of_open_trajectories_does_not_end_the_wait(
+    store: Store, clock: Clock, url: str
+) -> None:
+    buffer = await store.buffer("x", requires="reward", requires_timeout=100.0)
+    for uid in ("scored", "unscored", "few"):
+        await buffer.open_group("gsm8k", uid, 3, min_episodes=1 + (uid == "few"), deadline=50.0)
+        await buffer.add_episode(uid, episode(None), position=1)
+    [claim, *_] = await buffer.claim(ttl=1000)
+    clock.jump(60)
+    await buffer.put(group("other"))  # maintenance
+    text = "2 of 3 episodes missing at the deadline"
+    assert await state(buffer, "few") == ("failed", text)
+    for uid in ("scored", "unscored"):
+        text = "waits for reward of 1 of 1 episodes"
+        assert await state(buffer, uid) == ("pending", text)
+    with pytest.raises(ClaimExpiredError):
+        await claim.finish_episode(reward=1.0)
+    rows = await buffer.trajectories(uids="scored")
+    late = "the deadline has passed"
+    assert [(row.position, row.missing, row.unusable_reason) for row in rows] == [
+        (0, "episode", late), (1, "reward", None), (2, "episode", late),
+    ]  # fmt: skip
+    await check_invariants(url)
+    await buffer.annotate(Annotation("scored", 1, reward=1.0))
+    assert await state(buffer, "scored") == ("completed", None)
+    clock.jump(90)
+    await buffer.put(group("another"))
+    assert (await state(buffer, "unscored"))[0] == "pending"
+    clock.jump(20)
+    await buffer.put(group("third"))
+    text = "no reward of 1 of 1 episodes: the deadline has passed"
+    assert await state(buffer, "unscored") == ("failed", text)
+    await check_invariants(url)

@@ -443,7 +443,8 @@ def settle(
         scalars: Scalars of the groups by id; None: they are read.
         changes: Other values to set, by id of the group.
         begin: Ids of groups that begin to wait if they do.
-        is_overdue: Whether they do not wait, because their deadline has passed.
+        is_overdue: Whether their deadline has passed. Those with open trajectories begin to wait,
+            if they wait for a time of its own. Others do not wait any more.
 
     Returns:
         Their statuses by id. Groups with open trajectories are omitted.
@@ -456,14 +457,15 @@ def settle(
     for row in (scalars[one] for one in sorted(ids)):
         status, reason = _decide(buffer, row, left[row.id], is_overdue=is_overdue)
         values = {**(changes or {}).get(row.id, {}), "status_reason": reason}
-        if status is GroupStatus.PENDING and row.id in begin:
+        if status is GroupStatus.PENDING and (is_overdue or row.id in begin):
+            _close_open(buffer.session, left[row.id])
             values |= missing_values.limits(buffer)
         if status is GroupStatus.COMPLETED:
             if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
                 status, values = GroupStatus.EXPIRED, values | {"status_reason": TOO_STALE}
             else:
                 values["completed_at"] = buffer.now
-        if is_overdue:
+        if is_overdue and status is not GroupStatus.PENDING:
             level = logging.WARNING if status is GroupStatus.FAILED else logging.INFO
             buffer.report(level, f"group {row.id} is {status.value}: {values['status_reason']}")
         into.setdefault(status, []).append((row, values))
@@ -484,6 +486,13 @@ def _wait(session: Session, changes: Sequence[Change]) -> None:
     for begin in (True, False):
         alike = [one for one in rows if ("deadline" in one) is begin]
         session.postpone(Write(update_each_group(), alike))
+
+
+def _close_open(session: Session, left: Sequence[Any]) -> None:
+    """Close the open trajectories among the rows of a group, because its deadline has passed."""
+    for row in filter(_is_open, left):
+        end = trajectories.close_trajectory(row.group_id, row.position, "the deadline has passed")
+        session.postpone(end)
 
 
 def _is_open(row: Any) -> bool:
@@ -512,9 +521,14 @@ def _decide(
     lacking = [one for one in left if one.missing != trajectories.EPISODE]
     if not lacking:
         return GroupStatus.COMPLETED, few
-    text = missing_values.described([one.missing for one in lacking], row.num_episodes)
-    if not is_overdue and any(one.unusable_reason is None for one in lacking):
+    may_wait = not is_overdue or (
+        buffer.settings.requires_timeout is not None and any(map(_is_open, left))
+    )
+    awaited = [one.missing for one in lacking if one.unusable_reason is None]
+    if may_wait and awaited:
+        text = missing_values.described(awaited, row.num_episodes)
         return GroupStatus.PENDING, f"waits for {text}"
+    text = missing_values.described([one.missing for one in lacking], row.num_episodes)
     why = [one.unusable_reason for one in lacking if one.unusable_reason is not None]
     is_failed = buffer.settings.on_missing == "fail"
     status = GroupStatus.FAILED if is_failed else GroupStatus.COMPLETED

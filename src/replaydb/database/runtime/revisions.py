@@ -303,10 +303,9 @@ def record(core: Connection, before: int | None, write_format: int | None = None
                 revision,
                 REVISIONS[-1],
             )
-        is_whole = group.num_episodes >= func.coalesce(group.expected_episodes, 0)
-        waiting = select(func.count()).where(
-            group.group_status == GroupStatus.PENDING.value, is_whole
-        )
+        waits = group.num_episodes >= func.coalesce(group.expected_episodes, 0)
+        waits |= group.status_reason.startswith("waits for ")  # with unusable positions, too
+        waiting = select(func.count()).where(group.group_status == GroupStatus.PENDING.value, waits)
         if number := core.scalar(waiting):
             raise SchemaError(
                 f"{number} groups wait for values that the setting `requires` names, which clients "
