@@ -26,7 +26,7 @@ _QUERIES = {
     "groups": "SELECT id, buffer_id, task_name, group_uid, group_status, weight, num_episodes,"
     " num_tokens, num_bytes, times_sampled, lease_id, staleness, comparable_version,"
     " expected_episodes, min_episodes, completed_at, times_annotated, reward_mean, reward_min,"
-    " reward_max"
+    " reward_max, status_reason, attempts"
     " FROM episode_group",
     "buffers": "SELECT id, policy_version FROM buffer",
     "leased": "SELECT group_id FROM draw_group WHERE outcome = 'leased'",
@@ -39,10 +39,10 @@ _QUERIES = {
     " field IS NULL AND of_part IS NOT NULL AS is_of_turn FROM payload",
     "packs": "SELECT id, name, num_bytes, live_parts, live_bytes, condemned_at, removing FROM pack",
     "stores": "SELECT url, store_uid FROM payload_place",
-    "episodes": "SELECT group_id, position, num_tokens, reward FROM episode",
-    "annotations": "SELECT group_id, number, position, name, value, previous, author"
-    " FROM annotation",
-    "trajectories": "SELECT group_id, position, attempts, unusable_reason FROM trajectory",
+    "episodes": "SELECT group_id, position, num_tokens, reward, metadata FROM episode",
+    "annotations": "SELECT group_id, number, position, name, value, previous, changes,"
+    " author FROM annotation",
+    "trajectories": "SELECT group_id, position, missing, attempts, unusable_reason FROM trajectory",
     "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",
 }
 

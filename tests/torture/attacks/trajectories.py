@@ -79,7 +79,7 @@ async def attack(context: AttackContext) -> None:
                 context.figures["kills"] += 1
             else:  # if all are frozen, no process ends the claims that expire
                 frozen = chance.choice([[agents[victim]], [*agents, *others]])
-                await _freeze(log, frozen)
+                await freeze(log, frozen)
     finally:
         await kill_all([*agents, *others])
     async with Store.open(context.url) as store:
@@ -96,7 +96,7 @@ async def attack(context: AttackContext) -> None:
         assert report.is_sound, report.problems[:3]
 
 
-async def _freeze(log: CallLog, workers: list[RoleWorker]) -> None:
+async def freeze(log: CallLog, workers: list[RoleWorker]) -> None:
     """Freeze workers until their claims have expired, and continue one after another."""
     begin = time.monotonic()
     for one in workers:
@@ -197,14 +197,14 @@ def _check_claims(
             before = {one.detail["uid"] for one in turns_at[where] if one.end < entry.begin}
             may_be_over = entry.end >= entry.begin + TTL  # before its turns were read
             assert may_be_over or before <= set(seen), f"{where}: turns are not in a later claim"
-    _check_exclusive(entries, claims_at)
-    over = _ends([one for one in entries if one.call == "freeze"], claims_at, done)
+    check_exclusive(entries, claims_at)
+    over = ends([one for one in entries if one.call == "freeze"], claims_at, done)
     for uid, entry in done.items():
         end = min(over.get(key, inf) for key in (_place(entry), entry.detail["claim"]))
         assert tried[uid].begin <= end, f"a {entry.call} began after its claim or place had ended"
 
 
-def _check_exclusive(entries: list[Entry], claims_at: Mapping[Place, list[Entry]]) -> None:
+def check_exclusive(entries: list[Entry], claims_at: Mapping[Place, list[Entry]]) -> None:
     """A trajectory is claimed again only after its claim was ended, or could expire."""
     ended: dict[str, float] = {}  # when a process first was about to end it
     for entry in entries:
@@ -217,7 +217,7 @@ def _check_exclusive(entries: list[Entry], claims_at: Mapping[Place, list[Entry]
                 assert end < second.end, f"{where}: two processes have a claim at the same time"
 
 
-def _ends(
+def ends(
     freezes: list[Entry], claims_at: Mapping[Place, list[Entry]], done: Mapping[str, Entry]
 ) -> dict[Place | str, float]:
     """Return times at which trajectories, by place, and claims, by uid, had certainly ended."""
