@@ -427,7 +427,9 @@ class Claiming(Annotating, Drawing, Inspecting):
                 turns: dict[int, tuple[Turn, ...]] = {row.position: () for row in rows}
                 made.append(Claim(self, uid, ttl, group, turns, missing))
             elif rows[0].group_id in damaged:
-                await self._release_claim(uid, "the group is damaged", attempts=1, is_last=True)
+                reason = "the group is damaged"
+                with suppress(ClaimExpiredError):  # then the next claim of it ends in the same way
+                    await self._release_claim(uid, reason, attempts=1, is_last=True)
         return made
 
     async def _decoded_turns(
