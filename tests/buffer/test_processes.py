@@ -242,7 +242,7 @@ async def test_killed_at_a_given_statement(
 
 
 @pytest.mark.parametrize(
-    "where", ["_close", *(pytest.param(it, marks=_NIGHTLY) for it in ("_insert", "_summarise"))]
+    "where", ["settle", *(pytest.param(it, marks=_NIGHTLY) for it in ("_insert", "_summarise"))]
 )
 async def test_killed_between_the_last_episode_and_completion(
     store: Store, url: str, where: str

@@ -34,7 +34,7 @@ def test_trajectories_are_listed_and_released(filled_url: str) -> None:
         assert message in refused.stderr
     assert len(json_of(*words, "--limit", "1", url=filled_url)) == 1
     rows = rows_of(run(*words, url=filled_url))
-    assert ["g", "agents", "0", "1", "0", uid, "worker-0"] in [row[:7] for row in rows]
+    assert ["g", "agents", "0", "episode", "1", "0", uid, "worker-0"] in [row[:8] for row in rows]
     assert "timeout" in rows[-1]
     release = ("trajectories", "release", "math", uid)
     assert f"claim {uid} has ended" in run(*release, url=filled_url).output
