@@ -170,7 +170,7 @@ def close(**values: Any) -> Break:
 
 
 def give_up(log: Log, tables: Tables) -> None:
-    """Wait for nothing any more."""
+    """Close all that a group waits for, but leave it pending."""
     for one in tables.trajectories:
         one["unusable_reason"] = "attempts"
 
@@ -179,7 +179,7 @@ WAITS: list[tuple[str, int, Break]] = [
     ("which it has", 0, lambda _, it: it.episodes[0].update(reward=0.5)),
     ("which it has", 0, lambda _, it: it.groups[0].update(task_name="code")),
     ("does not wait for .*reward", 0, lambda _, it: it.episodes[1].update(reward=None)),
-    ("waits for nothing", 1, give_up),
+    ("has nothing open", 1, give_up),
     ("'attempts'", 0, lambda _, it: it.trajectories[0].update(unusable_reason="attempts")),
     ("is closed without", 0, close(group_status="failed")),
     ("is not failed", 1, close(group_status="completed")),

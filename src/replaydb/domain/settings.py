@@ -470,21 +470,19 @@ def _per_task(rule: Rule) -> Rule:
     return _or_none(check)
 
 
-def _tag_names(field: str, value: Any) -> tuple[str, ...]:
-    """Return one or several names as a sorted tuple without duplicates."""
-    several = (value,) if isinstance(value, str) else checks.items(field, "names of tags", value)
-    return tuple(sorted({checks.name(field, each) for each in several}))
+def _names(expected: str, rule: Rule) -> Rule:
+    """Return a rule for one or several names: a sorted tuple without duplicates."""
 
+    def check(field: str, value: Any) -> tuple[str, ...]:
+        several = (value,) if isinstance(value, str) else checks.items(field, expected, value)
+        return tuple(sorted({rule(field, each) for each in several}))
 
-def _values(field: str, value: Any) -> tuple[str, ...]:
-    """Return one or several names of values as a sorted tuple without duplicates."""
-    several = (value,) if isinstance(value, str) else checks.items(field, "names of values", value)
-    return tuple(sorted({value_name(field, each) for each in several}))
+    return check
 
 
 def _requires(field: str, value: Any) -> Any:
     """Return names of values for all tasks, or a mapping of them by task."""
-    return () if value is None else _per_task(_values)(field, value)
+    return () if value is None else _per_task(_names("names of values", value_name))(field, value)
 
 
 _SIZE: Rule = partial(checks.whole_number, least=1)
@@ -513,5 +511,5 @@ _RULES: dict[str, Rule] = {
     "requires": _requires,
     "requires_timeout": _or_none(checks.duration),
     "on_missing": _one_of(OnMissing),
-    "indexed_tags": _tag_names,
+    "indexed_tags": _names("names of tags", checks.name),
 }

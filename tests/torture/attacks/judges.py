@@ -242,7 +242,7 @@ def check_waiting(entries: list[Entry], tables: Tables, settings: Mapping[str, A
         assert rows.keys() <= mine, f"{group} waits for {rows.keys() - mine}, which it has"
         if is_pending:
             assert rows.keys() == mine, f"{group} does not wait for {mine - rows.keys()}"
-            assert None in waits[key].values(), f"{group} waits for nothing"
+            assert None in waits[key].values(), f"{group} has nothing open"
             assert settings or {*waits[key].values()} == {None}, f"{group}: {waits[key]}"
         elif mine and not may_complete:
             assert settings, f"{group} is closed without {mine}"
